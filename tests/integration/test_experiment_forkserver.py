@@ -24,10 +24,9 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_OTHER_VERSION,
     EXIT_USE,
 )
-from tunemq_scheduler.farm.ipc import experiment_forkservers as forkservers_module
+from tunemq_scheduler.farm.ipc import experiment_processes as process_module
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc import watched_process as process_module
-from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
@@ -427,7 +426,7 @@ def test_those_that_nobody_uses_end_but_for_the_usual_one(begin, forkservers, mo
     rare = begin(forkservers, "rare", body, variables={"MINE": "yes"})
     usual_one = begin(forkservers, "usual", body)
     forkserver = rare.told()["parent"]
-    monkeypatch.setattr(forkservers_module, "_UNUSED_S", 0.0)
+    monkeypatch.setattr(process_module, "_UNUSED_S", 0.0)
     forkservers.close_unused()
     assert is_alive(forkserver)  # it is used
     assert (rare.ends(), usual_one.ends()) == (0, 0)
@@ -445,7 +444,7 @@ _SUPERVISOR = """
 import socket, sys, time
 from pathlib import Path
 from tests.integration.test_experiment_forkserver import _SLEEPS, Experiment
-from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
 
 experiment = Experiment(ExperimentForkservers(""), Path(sys.argv[1], "search"), _SLEEPS)
 experiment.told()

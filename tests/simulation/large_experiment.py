@@ -24,11 +24,11 @@ from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentConnection,
-    ExperimentTransport,
 )
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker.redis_keys import events
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
@@ -86,7 +86,7 @@ class Experiment:
         number: int,
         owner: str,
         request: dict[str, float],
-        transport: ExperimentTransport,
+        transport: NodeTransport,
         clock: Callable[[], float],
         at_most: int = 0,
     ) -> None:

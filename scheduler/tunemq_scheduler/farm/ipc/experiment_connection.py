@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -30,8 +30,10 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     how_it_ended,
 )
 from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentProcess
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.transport.node_batches import EventBatch, ReadEvent
+from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.base.errors import BugError, ConfigError, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
@@ -88,38 +90,6 @@ class ExperimentExit(NamedTuple):
     detail: bytes = b""
 
 
-class ExperimentTransport(Protocol):
-    """The used part of `tunemq_scheduler.transport.node_transport.NodeTransport`."""
-
-    def add(self, events_key: str) -> TransportClient:
-        """Add an experiment to the transport."""
-
-
-class RunningProcess(Protocol):
-    """The used part of `tunemq_scheduler.farm.ipc.watched_process.ExperimentProcess`."""
-
-    pid: int | None
-
-    @property
-    def watched(self) -> int:
-        """A descriptor that is readable when there may be an exit code."""
-
-    def returncode(self) -> int | None:
-        """Return its exit code; None while it runs."""
-
-    def kill(self) -> None:
-        """Kill it."""
-
-    def abort(self) -> None:
-        """Make it print its threads' stacks, and end."""
-
-    def close(self) -> None:
-        """Release its resources."""
-
-    def last_output(self) -> str:
-        """Return the end of its output on stderr."""
-
-
 class ExperimentConnection:
     """One run of one experiment.
 
@@ -138,10 +108,10 @@ class ExperimentConnection:
     def __init__(
         self,
         job: r.ExperimentJob,
-        on: ExperimentTransport,
+        on: NodeTransport,
         *,
         folder: Path,
-        begin: Callable[..., RunningProcess],
+        begin: Callable[..., ExperimentProcess],
         exit_within_s: float = EXIT_WITHIN_S,
     ) -> None:
         self.job, self.folder = job, folder

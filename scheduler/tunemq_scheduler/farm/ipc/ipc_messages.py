@@ -34,6 +34,10 @@ THREAD_CHARACTERS: Final = 100
 ThreadName = Annotated[str, msgspec.Meta(max_length=THREAD_CHARACTERS)]
 
 
+#: `ExperimentJob.retry` for all trials in state ERROR.
+RETRY_ALL: Final = "*"
+
+
 class IpcMessage(msgspec.Struct, frozen=True, array_like=True):
     """The base class of all messages between the two."""
 
@@ -51,7 +55,7 @@ class ExperimentJob(IpcMessage, frozen=True, kw_only=True, tag="job"):
     of the store through which code reaches the nodes. ``preload``, ``python`` and ``variables``
     replace values of the RunConfig. ``term`` is the supervisor's term. ``events_key`` is the stream
     of the previous run, if nodes still keep its trials and events; otherwise it is empty. ``retry``
-    names the trials in state ERROR to continue: ``*`` for all, else the id of one. ``take_over`` is
+    names the trials in state ERROR to continue: `RETRY_ALL`, else the id of one. ``take_over`` is
     the address of its copy in a store, from which it continues if this machine has nothing of it.
     ``journal_release`` says when nodes may forget events. ``journal_keys`` sign the copy of its
     journal only. ``stores`` says which stores it may use, and with which credentials.

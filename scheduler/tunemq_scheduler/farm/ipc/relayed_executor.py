@@ -13,10 +13,11 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
-from tunemq_scheduler.farm.common.copy_wait import CopyWaitingExecutor
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
+from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_scheduler.transport.node_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
@@ -26,16 +27,18 @@ from tunemq_shared.protocol import messages as m
 _STATUS_EVERY_S: Final = 0.5
 
 
-class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
+class RelayedExecutor(DesiredStateExecutor):
     """Sends orders to the supervisor, which is connected to Redis, and gets events from it.
+
+    If nodes are to keep their events until the journal's copy in a store has them, acknowledgements
+    wait for that.
 
     Args:
         connection: to the supervisor; closed by its owner.
     """
 
     def __init__(self, connection: SupervisorConnection) -> None:
-        CopyWaitingExecutor.__init__(self)
-        DesiredStateExecutor.__init__(self)
+        super().__init__()
         self._connection = connection
         self._is_attached = False
         self._turn: list[r.IpcOrder] = []
@@ -57,6 +60,12 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         self._store_use = r.StoreUse()
         #: Whether nodes keep their trials for another run.
         self.is_left = False
+        self._journal: Journal | None = None
+        self._copy: JournalCopy | None = None
+        self._releases_copied = False
+        #: Acknowledgements that wait until the copy has this turn: the next one, and the newest.
+        #: More than these two would add nothing.
+        self._acknowledgements: deque[tuple[int, dict[str, int]]] = deque()
 
     def watch(self, search: SearchRun, view: ExperimentView) -> None:
         """Report this search to the supervisor, and answer its requests."""
@@ -95,7 +104,7 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
     def _release(self, instance_id: str, trial: str, epoch: int) -> None:
         self._turn.append(r.ReleaseOrder(instance_id, trial, epoch))
 
-    def acknowledge_now(self, acknowledged: dict[str, int]) -> None:
+    def _acknowledge_now(self, acknowledged: dict[str, int]) -> None:
         """Let the supervisor acknowledge events to the nodes."""
         if self._is_attached:
             self._handled = self._given
@@ -112,6 +121,35 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         ]:
             del self._read[node]
         return known
+
+    # --- the journal's copy -----------------------------------------------------------------------
+
+    def follow(self, journal: Journal, copy: JournalCopy | None, *, releases: bool) -> None:
+        """Let acknowledgements follow the journal, or its copy.
+
+        Args:
+            journal: the experiment's journal.
+            copy: its copy in the store, if there is one.
+            releases: whether acknowledgements wait for the copy.
+        """
+        self._journal, self._copy, self._releases_copied = journal, copy, releases
+
+    def acknowledge(self, acknowledged: dict[str, int]) -> None:
+        """Tell nodes how far their events are journalled, or copied."""
+        if self._journal is None or self._copy is None or not self._releases_copied:
+            self._acknowledge_now(acknowledged)
+            return
+        if len(self._acknowledgements) > 1:
+            self._acknowledgements.pop()
+        self._acknowledgements.append((self._journal.turn, dict(acknowledged)))
+        self.do_copied()
+
+    def do_copied(self) -> None:
+        """Send the acknowledgements whose turns are in the copy."""
+        if self._copy is None:
+            return
+        while self._acknowledgements and self._acknowledgements[0][0] <= self._copy.turn:
+            self._acknowledge_now(self._acknowledgements.popleft()[1])
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -207,7 +245,9 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         if timeless != self._status:
             self._status = timeless
             self._connection.send(status)
-        seconds, size = self.copy_lag()
+        seconds, size = 0.0, 0
+        if self._copy is not None:
+            seconds, size = self._copy.behind_s, self._copy.behind_bytes
         traffic = TRAFFIC.so_far().plus(StoreTraffic(queue_bytes=size))
         use = r.StoreUse(traffic, self._status_reporter.waiting_for_store(), seconds)
         if use != self._store_use:
@@ -234,8 +274,9 @@ class RelayedExecutor(CopyWaitingExecutor, DesiredStateExecutor):
         """End the search's running trials, once the journal's copy is complete."""
         if self.is_left:
             return
-        if not now:
-            self.end_copy()
+        if not now and self._copy is not None:
+            self._copy.close()
+            self.do_copied()
         self._tell()  # frees its slots at once
         self._tell_status()
         self._connection.send(

@@ -16,12 +16,10 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.api.tuner import TunerParts
-from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_FAILED, process_exit_code
 from tunemq_scheduler.farm.ipc.ipc_messages import (
     MOST_CHARACTERS,
@@ -31,10 +29,8 @@ from tunemq_scheduler.farm.ipc.ipc_messages import (
     ExperimentJob,
     ExperimentProblem,
 )
-from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
-from tunemq_scheduler.farm.process.farm_experiment import RunOptions
-from tunemq_scheduler.farm.process.farm_start import named, place_of, run_on_farm
+from tunemq_scheduler.farm.process.farm_start import run_on_farm
 from tunemq_scheduler.farm.process.submitted_script import load_tuner
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
@@ -42,14 +38,10 @@ from tunemq_shared.checkpoints.open_store import use_only
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import unpacked
-from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
 from tunemq_shared.system.plain_files import read_plain
 from tunemq_shared.system.process_control import set_name
 from tunemq_shared.system.standard_streams import tell
-
-#: `ExperimentJob.retry` for all trials in state ERROR.
-_ALL: Final = "*"
 
 
 def run(sock: socket.socket) -> int:
@@ -103,40 +95,28 @@ def _run(connection: SupervisorConnection) -> None:
         use_only(job.stores)
     set_name(job.name)
     sys.argv[:] = [job.name]  # until there is a script
-    parts, how = _loaded(job)
-    farm = RelayedFarm(connection, LeaseHolder.this_process(), job.term, job.events_key)
-    place = place_of(
-        parts,
-        results=job.results,
-        store=job.store if is_remote(job.store) else "",
-        take_over=job.take_over,
-    )
-    run_on_farm(parts, place, farm, how, tell)
+    run_on_farm(_loaded(job), job, connection)
 
 
-def _loaded(job: ExperimentJob) -> tuple[TunerParts, RunOptions]:
-    """Load the experiment's Tuner, by running its script if it has one, and the run options."""
-    code, script = job.code, ""
+def _loaded(job: ExperimentJob) -> TunerParts:
+    """Load the experiment's Tuner, by running its script if it has one.
+
+    The submitter's settings for the trials' environment replace its own.
+    """
+    code = job.code
     if isinstance(code, ScriptCode):
-        script = code.script
-        path = unpacked(code.bundle, job.folder_for_code) / script
+        path = unpacked(code.bundle, job.folder_for_code) / code.script
         parts = load_tuner(path, code.tuner).parts
     else:
         if code.bundle is not None:
             sys.path.insert(0, str(unpacked(code.bundle, job.folder_for_code)))
         parts = _unpickled(code, job)
-    retried = () if job.retry in {"", _ALL} else (job.retry,)
-    how = RunOptions(
-        release_when_copied=job.journal_release == "store",
-        options=ResumeOptions(errored="resume" if job.retry == _ALL else "", also=retried),
-        prefix=job.prefix,
-        code_store=job.code_store,
-        bundle=code.bundle,
-        script=script,
-        journal_keys=job.journal_keys,
-        variables=dict(job.variables),
-    )
-    return _in_environment(named(parts, job.name), job), how
+    given: dict[str, Any] = {}
+    if job.python:
+        given["python"] = job.python
+    if job.preload is not None:
+        given["preload"] = list(job.preload)
+    return parts._replace(run=replace(parts.run, **given))
 
 
 def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
@@ -145,16 +125,6 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
         with open_blobs(ref.store) as blobs:
             ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
     return TunerParts(*load_tuner_parts(read_plain(ref.path)))
-
-
-def _in_environment(parts: TunerParts, job: ExperimentJob) -> TunerParts:
-    """Apply the submitter's settings for the trials' environment."""
-    given: dict[str, Any] = {}
-    if job.python:
-        given["python"] = job.python
-    if job.preload is not None:
-        given["preload"] = list(job.preload)
-    return parts._replace(run=replace(parts.run, **given))
 
 
 def _end_with(connection: SupervisorConnection, problem: str) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
@@ -28,17 +29,18 @@ from tunemq_scheduler.experiment.open_experiment import (
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.farm.ipc.ipc_messages import ExperimentJob
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_scheduler.storage.run_record import RunRecord
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.blob_folder import BlobFolder
-from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
+from tunemq_shared.protocol.farm_requests import ScriptCode
+from tunemq_shared.protocol.messages import ExperimentResumed
 from tunemq_shared.signing.key_files import journal_signer
-from tunemq_shared.signing.message_signing import SigningKey
 
 #: The folder with the code of an experiment's trials, inside the experiment's folder.
 BLOBS: Final = ".blobs"
@@ -46,40 +48,13 @@ BLOBS: Final = ".blobs"
 INTERRUPT_GRACE_S: Final = 10.0
 
 
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an experiment is run this time.
-
-    Attributes:
-        release_when_copied: nodes keep their events until the journal's copy has them.
-        options: how to treat trials of an earlier run.
-        prefix: the beginning of the trial ids of a new experiment.
-        code_store: the address of the store through which code reaches the nodes; by default, the
-            experiment's own.
-        bundle, script: the bundle with the script's imports, and the script's name in it; without a
-            bundle, nodes read that folder itself.
-        journal_keys: sign the journal's copy; empty if the farm does not sign.
-        variables: for the trials' environment, given separately from the code. They are stored only
-            in the farm's queue, because a value may be secret, and other users read an experiment's
-            folder.
-    """
-
-    release_when_copied: bool = False
-    options: ResumeOptions = ResumeOptions()
-    prefix: str = ""
-    code_store: str = ""
-    bundle: BlobRef | None = None
-    script: str = ""
-    journal_keys: tuple[SigningKey, ...] = ()
-    variables: dict[str, str] = {}
-
-
 class FarmExperiment(Experiment):
     """One experiment, on the nodes of a farm.
 
     Args:
         prepared, storage, resume, keep: see `Experiment`.
-        on: the farm.
-        how: how it is run this time.
+        connection: to the farm's supervisor.
+        job: how it is run this time.
         is_copy: whether the journal came from its copy, which may lack the last turns.
         lost: what else that copy lacked, for people.
         record: of the previous run, if there was one on a farm.
@@ -92,17 +67,17 @@ class FarmExperiment(Experiment):
         resume: ResumeOptions | None,
         *,
         keep: Callable[[], None],
-        on: RelayedFarm,
-        how: RunOptions,
+        connection: SupervisorConnection,
+        job: ExperimentJob,
         is_copy: bool,
         lost: str,
         record: RunRecord | None,
     ) -> None:
         super().__init__(prepared, storage, resume, keep=keep)
         self._settings = msgspec.structs.replace(self._settings, nodes_may_come=True)
-        self._id = (how.prefix + self._id)[: len(self._id)]
-        self._farm, self._how = on, how
-        self._message_signer = journal_signer(how.journal_keys)
+        self._id = (job.prefix + self._id)[: len(self._id)]
+        self._connection, self._job = connection, job
+        self._message_signer = journal_signer(job.journal_keys)
         self._is_copy, self._lost = is_copy, lost
         self._record = record
         #: Whether nodes may have trials of the previous run, and whether this run has begun.
@@ -114,10 +89,9 @@ class FarmExperiment(Experiment):
         Raises:
             SchedulerSuperseded: another scheduler took over; nothing was done since.
         """
-        farm = self._farm
         opened = self._open()
         with opened.journal:
-            opened.journal.guard = farm.check
+            opened.journal.guard = self._connection.check
             if self._event is not None and not has_work(opened, self._event, self.prepared):
                 if self._is_warm:
                     self._end_search_late(opened)
@@ -126,17 +100,19 @@ class FarmExperiment(Experiment):
                 return self._is_over_already(opened, self._event)
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
+            code = self._job.code
             plan = self._plan(
                 CodePackage(
                     blobs=blobs,
-                    store=self._how.code_store or self._store_address,
-                    bundle=self._how.bundle,
-                    script=self._how.script,
+                    store=self._job.code_store or self._store_address,
+                    bundle=code.bundle,
+                    script=code.script if isinstance(code, ScriptCode) else "",
                 )
             )
-            executor = farm.executor()
+            executor = RelayedExecutor(self._connection)
             with self._copied(opened, executor.wake) as copy:
-                executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
+                releases = self._job.journal_release == "store"
+                executor.follow(opened.journal, copy, releases=releases)
                 search = self._search(plan, executor, opened, copy)
                 self._run(search, executor, opened)
             return search.results()
@@ -179,7 +155,7 @@ class FarmExperiment(Experiment):
         else:
             opened = take_up(
                 *(Path(self.folder), self.prepared, self._outline, self._keep),
-                after_turn=self._farm.say_alive,
+                after_turn=self._connection.say_alive,
             )
         try:
             if self._resume is not None:
@@ -196,7 +172,7 @@ class FarmExperiment(Experiment):
         return opened
 
     def _plan(self, code_package: CodePackage) -> ExperimentPlan:
-        with self._farm.alive():  # an upload may take long
+        with self._connection.alive():  # an upload may take long
             return super()._plan(code_package)
 
     @staticmethod
@@ -219,7 +195,7 @@ class FarmExperiment(Experiment):
         if self._record is not None:
             self._is_warm = self._record.is_next_warm(before)
             key = self._stream(opened)
-            if key != self._farm.events_key:  # its nodes have given it up
+            if key != self._job.events_key:  # its nodes have given it up
                 self._is_warm = False
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
@@ -242,11 +218,10 @@ class FarmExperiment(Experiment):
             JournalError, StoreError: the record cannot be written.
             RunSuperseded: another run has the store.
         """
-        farm = self._farm
         self._write_record(
             RunRecord(
-                holder=farm.me,
-                term=farm.term,
+                holder=LeaseHolder.this_process(),
+                term=self._job.term,
                 run=self._run_number,
                 is_warm=self._is_warm,
                 is_over=is_over,
@@ -260,7 +235,7 @@ class FarmExperiment(Experiment):
         if executor.is_left or not self._has_begun:
             return False
         try:
-            self._farm.check()
+            self._connection.check()
             self._note(is_over=True)
         except StoreError:
             pass  # the local record is written; for other machines, the expiring stream shows it
@@ -270,7 +245,7 @@ class FarmExperiment(Experiment):
 
     def _report_over(self, opened: OpenExperiment) -> None:
         """Report a search that is over: the process that ended it may not have said all."""
-        executor = self._farm.executor()
+        executor = RelayedExecutor(self._connection)
         search = self._search(self._outlined, executor, opened, None)
         executor.watch(
             search, ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
@@ -283,10 +258,11 @@ class FarmExperiment(Experiment):
         Raises:
             SchedulerSuperseded: another scheduler took over.
         """
-        runner, farm = opened.runner, self._farm
-        executor = farm.executor()
+        runner = opened.runner
+        executor = RelayedExecutor(self._connection)
         with self._copied(opened, executor.wake) as copy:
-            executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
+            releases = self._job.journal_release == "store"
+            executor.follow(opened.journal, copy, releases=releases)
             search = self._search(self._outlined, executor, opened, copy)
             view = ExperimentView(search.loop, search.dispatcher, self.prepared, opened.elapsed)
             try:
@@ -295,7 +271,7 @@ class FarmExperiment(Experiment):
                 away = [node.joined for node in runner.away.values()]
                 executor.reattach(runner.nodes.values(), away, runner.acknowledged)
                 executor.poll(redis_keys.LEASE_PERIOD_S)  # nodes get orders to end trials
-                farm.check()
+                self._connection.check()
                 # This run is not in the journal: the previous one has ended.
                 self._run_number, self._has_begun = runner.run, True
             finally:

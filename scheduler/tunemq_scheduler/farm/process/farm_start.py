@@ -12,10 +12,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import RestoredExperiment, bring_experiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
-from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
-from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, RunOptions
+from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL, ExperimentJob
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
+from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment
 from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
@@ -35,9 +37,10 @@ from tunemq_shared.base.errors import (
     SchedulerSuperseded,
 )
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.objects.store_address import canonical_address, join, without_settings
+from tunemq_shared.objects.store_address import canonical_address, is_remote, join, without_settings
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.message_signing import MessageSigner
+from tunemq_shared.system.standard_streams import tell
 
 #: A killed process releases its locks with its last file, which a slow disk may delay.
 _LOCK_WITHIN_S: Final = 5.0
@@ -57,45 +60,39 @@ class ExperimentLocation(NamedTuple):
     is_there: bool
 
 
-def run_on_farm(
-    parts: TunerParts,
-    place: ExperimentLocation,
-    farm: RelayedFarm,
-    how: RunOptions,
-    tell: Callable[[str], None],
-) -> None:
+def run_on_farm(parts: TunerParts, job: ExperimentJob, connection: SupervisorConnection) -> None:
     """Run the search.
 
     Args:
         parts: the experiment's Tuner.
-        place: the experiment's location.
-        farm: the farm.
-        how: how it is run this time.
-        tell: shows a line to the user.
+        job: how it is run this time.
+        connection: to the farm's supervisor.
 
     Raises:
         TuneError: the search cannot run, or failed.
     """
-    message_signer = journal_signer(how.journal_keys)
+    parts = parts._replace(run=replace(parts.run, name=safe_name(job.name, "experiment")))
+    place = _place_of(parts, job)
+    message_signer = journal_signer(job.journal_keys)
     record = _newest_record(place, message_signer)
     lost = ""
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
-        with farm.alive():
+        with connection.alive():
             lost = bring_experiment(place.copy, place.folder, message_signer, record)
-    prepared, found, keep = _prepared(parts, place, how)
+    prepared, found, keep = _prepared(parts, place, job)
     experiment = FarmExperiment(
         prepared,
         StorageLocation(place.folder, found.store if found is not None else place.store),
         None if found is None else found.options,
         keep=keep,
-        on=farm,
-        how=how,
+        connection=connection,
+        job=job,
         is_copy=bool(place.copy),
         lost=lost,
         record=record,
     )
-    _free_journal(place, record, tell)
+    _free_journal(place, record)
     try:
         experiment.run()
     except JournalCorrupt as error:
@@ -109,39 +106,27 @@ def run_on_farm(
 # --- location -------------------------------------------------------------------------------------
 
 
-def named(parts: TunerParts, name: str) -> TunerParts:
-    """Return the same Tuner for an experiment of this name."""
-    return parts._replace(run=replace(parts.run, name=safe_name(name, "experiment")))
-
-
-def place_of(
-    parts: TunerParts, *, results: str, store: str = "", take_over: str = ""
-) -> ExperimentLocation:
+def _place_of(parts: TunerParts, job: ExperimentJob) -> ExperimentLocation:
     """Return the location of a named experiment, and create its folder.
-
-    Args:
-        parts: the experiment's Tuner.
-        results: the folder of all experiments.
-        store: the experiment's store, if its settings name none.
-        take_over: the address of its copy, if it may have to be downloaded.
 
     Raises:
         ConfigError: it cannot be there; says what to do.
         StoreError: its store cannot be used.
     """
     name = parts.run.name or ""
-    folder = os.path.join(results, name)
+    folder = os.path.join(job.results, name)
+    store = job.store if is_remote(job.store) else ""
     if among := storage_of(parts.run).store:
         store = join(among, name)
     is_there = _has_journal(folder)
     copy = ""
-    if take_over:
-        store = canonical_address(take_over)
+    if job.take_over:
+        store = canonical_address(job.take_over)
         copy = "" if is_there else store
     elif store and not is_there:
         _check_free(store)
     if not (is_there or copy):
-        make_experiment_folder(results, name, is_new=False)
+        make_experiment_folder(job.results, name, is_new=False)
     return ExperimentLocation(folder, store, copy, is_there or bool(copy))
 
 
@@ -204,10 +189,12 @@ def _take_over(place: ExperimentLocation) -> str:
 
 
 def _prepared(
-    parts: TunerParts, place: ExperimentLocation, how: RunOptions
+    parts: TunerParts, place: ExperimentLocation, job: ExperimentJob
 ) -> tuple[PreparedSearch, RestoredExperiment | None, Callable[[], None]]:
-    found, options = None, how.options
+    found = None
     if place.is_there:
+        retried = () if job.retry in {"", RETRY_ALL} else (job.retry,)
+        options = ResumeOptions(errored="resume" if job.retry == RETRY_ALL else "", also=retried)
         found = restored(
             place.folder,
             parts.trainable,
@@ -216,12 +203,14 @@ def _prepared(
             tune_config=parts.tune,
             run_config=parts.run,
         )
-        found = found._replace(options=msgspec.structs.replace(found.options, also=options.also))
+        found = found._replace(options=msgspec.structs.replace(found.options, also=retried))
         parts = parts._replace(tune=found.tune, run=found.run)
     # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
     kept = pickle_tuner(parts.param_space, parts.tune, parts.run)
-    if how.variables:
-        variables = {**(parts.run.env_vars or {}), **how.variables}
+    if job.variables:
+        # They are stored only in the farm's queue, because a value may be secret, and other users
+        # read an experiment's folder.
+        variables = {**(parts.run.env_vars or {}), **job.variables}
         parts = parts._replace(run=replace(parts.run, env_vars=variables))
     prepared = prepare(*parts)
 
@@ -231,9 +220,7 @@ def _prepared(
     return prepared, found, keep
 
 
-def _free_journal(
-    place: ExperimentLocation, record: RunRecord | None, tell: Callable[[str], None]
-) -> None:
+def _free_journal(place: ExperimentLocation, record: RunRecord | None) -> None:
     """Kill an outdated process of this machine that still holds the journal.
 
     Such a process belongs to a supervisor that lost its lease, and is suspended or stuck. If it

@@ -31,7 +31,7 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
 from tunemq_scheduler.farm.output.event_streams import EventStreams
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.queue_entry import RETRY_ALL, QueueEntry
+from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
@@ -665,7 +665,7 @@ class RunningExperiments:
 
     def retry(self, name: str, trial: str) -> DeferredAnswer[a.RequestDone]:
         """Continue one trial, or all, in state ERROR."""
-        return _ask(self._connection(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
+        return _ask(self._connection(name), r.RetryTrial("" if trial == r.RETRY_ALL else trial))
 
     def why(self, name: str, trial: str) -> MaybeLater[a.Explanation]:
         """Explain why a trial waits; without one, why the experiment has too few slots."""

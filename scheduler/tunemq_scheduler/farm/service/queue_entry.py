@@ -14,8 +14,6 @@ from tunemq_shared.protocol.node_orders import BlobRef
 ENTRY_VERSION: Final = 1
 #: The length of `QueueEntry.id`.
 ID_DIGITS: Final = 5
-#: `QueueEntry.retry` for all trials in state ERROR.
-RETRY_ALL: Final = "*"
 
 #: The legal next states. A restarted supervisor finds its predecessor's experiments RUNNING, and
 #: keeps that state.
@@ -53,7 +51,7 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
         submitted, started, ended: Unix times; the last two of its newest run.
         reason: why it is in its state, in words.
         request: the id of the request that submitted it.
-        retry: which trials in state ERROR its next run continues: none, `RETRY_ALL`, or one id.
+        retry: which trials in state ERROR its next run continues; see `ExperimentJob`.
         runs: how often it was started.
         trials, total: how many trials are in each state, and how many there will be, as its process
             reported last.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunemq_scheduler.farm.common.small_files import make_folder
-from tunemq_scheduler.farm.ipc.watched_process import OUTPUT
+from tunemq_scheduler.farm.ipc.experiment_processes import OUTPUT
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import is_remote, join, without_settings

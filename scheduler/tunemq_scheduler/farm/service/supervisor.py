@@ -24,7 +24,7 @@ from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
-from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
 from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, TurnTimes
 from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
 from tunemq_scheduler.farm.output.output_reader import OutputReader

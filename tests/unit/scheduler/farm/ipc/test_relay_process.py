@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_USE
-from tunemq_scheduler.farm.ipc.experiment_forkservers import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers, ExperimentProcess
 from tunemq_scheduler.farm.ipc.fork_messages import (
     ExperimentExited,
     ExperimentForked,
@@ -21,7 +21,6 @@ from tunemq_scheduler.farm.ipc.fork_messages import (
     ForkAnswer,
     encode,
 )
-from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
 from tunemq_shared.base.errors import ConfigError
 
 

@@ -12,9 +12,10 @@ import pytest
 from tests.support.farms.farm_api_server import CODE
 from tests.support.synced_files import SyncedFiles
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL
 from tunemq_scheduler.farm.service import experiment_queue as queue_module
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.queue_entry import LEGAL, RETRY_ALL
+from tunemq_scheduler.farm.service.queue_entry import LEGAL
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 
