@@ -250,7 +250,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_deregistra
             client = transport.add("one")
             transport.open()
             node.send_registration()
-            eventually(lambda: (transport.poll(0.02), client.has_events)[1])
+            eventually(lambda: (transport.poll(0.02), client.read_events)[1])
             joined = events_of(client.take())
             client.leave()
         node.send("one", m.TrialFinished("t", 1))
@@ -274,8 +274,8 @@ def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(tran
     full, other = transport.add("full"), transport.add("other")
     with closing(FakeNode(server.url, "inc1")) as node:
         node.send_registration()
-        eventually(lambda: (transport.poll(0.02), full.has_events and other.has_events)[1])
-        full.is_full = True
+        eventually(lambda: (transport.poll(0.02), full.read_events and other.read_events)[1])
+        full.hold(is_full=True)
         other.take()
         for number in range(1, 101):
             node.send("full", m.TrialFinished("t", 1), first=number)
@@ -288,7 +288,7 @@ def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(tran
         ]
         assert len(batches) <= 2, "what was asked for comes yet, nothing behind it"
 
-        full.is_full = False
+        full.hold(is_full=False)
         until = {len(batches)}
         while 100 not in until:
             transport.poll(10.0)

@@ -324,10 +324,10 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     client = connection._client
     assert client is not None
     warned = m.NodeWarned("x" * 2**20)
-    client._channel.read_events += [warned] * 10
+    client.read_events += [warned] * 10
     connection.attend()
     held = connection._frames.waiting
-    client._channel.read_events += [warned] * 30
+    client.read_events += [warned] * 30
     connection.attend()
     assert client.is_full
     assert connection._frames.waiting == held
@@ -338,7 +338,7 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     assert turns < 40
     assert time.monotonic() < began + 30.0
     os.kill(connection.pid, signal.SIGCONT)
-    supervisor.until(lambda: client.taken >= 40)
+    supervisor.until(lambda: client.given >= 40)
     farm.open_gate(40)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 40)
@@ -366,7 +366,7 @@ def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, s
     supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
     (node,) = supervisor.nodes
     forger = FakeNode(farm.redis.url, node)  # sends the next message in the node's name
-    next_event = connection._client._channel.cursors[node].read + 1
+    next_event = connection._client.cursors[node].read + 1
     assert forger.send(connection.events_key, ["result", "t", "one"], first=next_event)
     forger.close()
     process_exit = supervisor.ends()

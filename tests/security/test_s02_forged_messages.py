@@ -269,7 +269,6 @@ def test_s02_nobody_says_how_a_node_is_but_the_node(transport, server):
     node = transport.node("inc1")
     node.send_registration()
     transport.until(lambda: transport.said(m.NodeJoined))
-    transport.transport._wants_node_metrics = True
     key = names.node_metrics("inc1")
     stranger = of_scheduler(transport.strangers).events
     forged = m.encode(NodeMetrics("forged"))

@@ -120,7 +120,7 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
     client = server.client
     for _ in range(3):
         client.xadd(names.NODES, {"hello": HUGE})
-    with closing(NodeTransport(server.url, term=1, wants_node_metrics=True)) as wire:
+    with closing(NodeTransport(server.url, term=1)) as wire:
         wire.open()
         eventually(lambda: (wire.poll(0.05), client.xlen(names.NODES) == 0)[1])
         experiment = wire.add(EVENTS)

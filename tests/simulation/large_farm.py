@@ -72,11 +72,11 @@ class LargeFarm:
 
     def add(self, events_key: str) -> TransportClient:
         """Create the transport of one experiment."""
-        channel = self._registry.channels[events_key] = ExperimentChannel(events_key)
-        self._registry.announce(channel)
-        return TransportClient(
-            channel, self._registry, hold=_nothing, end_experiment=_nothing, forget=_nothing
+        client = self._registry.channels[events_key] = TransportClient(
+            events_key, self._registry, hold=_nothing, end_experiment=_nothing, forget=_nothing
         )
+        self._registry.announce(client)
+        return client
 
     # --- control ----------------------------------------------------------------------------------
 

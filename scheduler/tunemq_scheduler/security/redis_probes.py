@@ -14,8 +14,11 @@ from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.role_rights import lacking, may_write_the_lease, role_of
 from tunemq_scheduler.security.start_up_findings import refuse
-from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisRefusesWrites
-from tunemq_scheduler.transport.redis.redis_memory import PROBE
+from tunemq_scheduler.transport.redis.redis_connection import (
+    PROBE,
+    RedisConnection,
+    RedisRefusesWrites,
+)
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker import redis_dangers, redis_keys

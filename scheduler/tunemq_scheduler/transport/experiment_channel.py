@@ -144,8 +144,14 @@ class ExperimentChannel:
             cursor.is_away = True
             self.read_events.append(m.NodeLost(instance_id, reason, is_dead, is_shared))
 
-    def settle(self, events_handled: int) -> None:
-        """Mark orders as complete for nodes reported in the first ``events_handled`` events."""
+    def settle(self, events_handled: int | None = None) -> None:
+        """Mark the orders that follow from the first events as complete.
+
+        Args:
+            events_handled: how many events; by default, all that were taken.
+        """
+        if events_handled is None:
+            events_handled = self.given
         for instance_id, number in list(self._unsettled.items()):
             if number <= events_handled:
                 del self._unsettled[instance_id]

@@ -18,7 +18,12 @@ from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_scheduler.transport.nodes.stream_decoder import StreamDecoder
 from tunemq_scheduler.transport.redis.key_types import KeyType, clear_wrong_types
-from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisFull, ReplyTooLong
+from tunemq_scheduler.transport.redis.redis_connection import (
+    PROBE,
+    RedisCommand,
+    RedisFull,
+    ReplyTooLong,
+)
 from tunemq_scheduler.transport.redis.redis_generation import QUESTIONS, RedisGeneration
 from tunemq_scheduler.transport.redis.redis_link import (
     RETRY_EVERY_S,
@@ -26,7 +31,6 @@ from tunemq_scheduler.transport.redis.redis_link import (
     LeaseGuard,
     RedisLink,
 )
-from tunemq_scheduler.transport.redis.redis_memory import PROBE, RedisMemory
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_scheduler.transport.transport_client import TransportClient
@@ -60,7 +64,6 @@ class NodeTransport:
         connect_within: for how many seconds `open` tries to reach Redis.
         absent: event keys of experiments that may have trials on nodes and will be added later;
             until then, nodes keep running these.
-        wants_node_metrics: whether `node_metrics` is used.
         keys: the farm's keys; None if messages are not signed.
         store: the farm's remote store, which each node should try once.
     """
@@ -74,11 +77,10 @@ class NodeTransport:
         backing: EmbeddedServices | None = None,
         connect_within: float = 10.0,
         absent: Iterable[str] = (),
-        wants_node_metrics: bool = False,
         keys: LiveKeys | None = None,
         store: str = "",
     ) -> None:
-        self._wants_node_metrics, self._node_metrics_due = wants_node_metrics, 0.0
+        self._node_metrics_due = 0.0
         #: Messages of nodes that were rejected.
         self.rejections = RejectionCounter()
         self._signing = SchedulerSigning(keys, self.rejections)
@@ -96,7 +98,6 @@ class NodeTransport:
         #: Command queues of nodes that were sent a deregistration.
         self._told: list[str] = []
         self._poll_due = 0.0
-        self._redis_memory = RedisMemory()
         #: Whether this scheduler owns the farm's streams.
         self._has_farm = False
 
@@ -159,15 +160,15 @@ class NodeTransport:
         """Add an experiment; its client receives all live nodes as events."""
         if events_key in self._registry.channels:
             raise BugError(f"{events_key} is on the wire already")
-        channel = self._registry.channels[events_key] = ExperimentChannel(events_key)
-        self._new.append(channel)
-        return TransportClient(
-            channel,
+        client = self._registry.channels[events_key] = TransportClient(
+            events_key,
             self._registry,
             hold=self._hold,
             end_experiment=self._end,
             forget=self._forget,
         )
+        self._new.append(client)
+        return client
 
     def _let_in(self) -> None:
         """Create the streams of new experiments, and announce the live nodes to them."""
@@ -397,7 +398,7 @@ class NodeTransport:
     @property
     def full_s(self) -> float:
         """For how many seconds Redis has been full; 0 if it is not."""
-        return 0.0 if self.is_away else self._redis_memory.full_s
+        return 0.0 if self.is_away else self._redis.full_s
 
     def trial_count(self, instance_id: str) -> int:
         """How many trials of all experiments a node should run."""
@@ -415,13 +416,12 @@ class NodeTransport:
 
     def notes(self) -> list[str]:
         """Return whether Redis is away or full, as text."""
-        return self._redis.notes() or self._redis_memory.notes()
+        return self._redis.notes()
 
     def notices(self) -> list[str]:
         """Return what happened to nodes and to an embedded farm since the last call."""
-        notices, self._registry.notices = self._registry.notices + self._redis_memory.notices(), []
-        notices += self.rejections.notices() + self._redis.notices
-        self._redis.notices = []
+        notices = self._registry.notices + self.rejections.notices() + self._redis.notices
+        self._registry.notices, self._redis.notices = [], []
         return notices + self._backing.notices() if self._backing is not None else notices
 
     # --- the link to Redis ------------------------------------------------------------------------
@@ -522,7 +522,7 @@ class NodeTransport:
         except ReplyTooLong:
             self._drop_leases([*leases, *node_metrics])
             raise
-        if self._redis_memory.is_back():
+        if self._redis.has_room():
             self._registry.start_anew()
         if self._generation.begins(answers[:QUESTIONS]):
             self._begin_generation()
@@ -544,9 +544,9 @@ class NodeTransport:
         self.rejections.add("lease", "oversized", text)
 
     def _node_metrics_keys(self) -> list[str]:
-        """Return the metrics keys to read now: once per lease period, and only if wanted."""
+        """Return the metrics keys to read now: once per lease period."""
         now = time.monotonic()
-        if not self._wants_node_metrics or now < self._node_metrics_due:
+        if now < self._node_metrics_due:
             return []
         self._node_metrics_due = now + redis_keys.LEASE_PERIOD_S
         return self._registry.node_metrics_keys()
@@ -563,5 +563,5 @@ class NodeTransport:
 
     def _is_full(self, error: TransportError) -> None:
         """Record that Redis is full: it rejects leases too, so silence proves nothing."""
-        self._redis_memory.is_used_up(error)
+        self._redis.is_used_up(error)
         self._registry.forget_silence()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tunemq_scheduler.transport.desired_state import DesiredTrials
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.node_batches import ReadEvent
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.protocol.messages import NodeJoined
 
 
-class TransportClient:
+class TransportClient(ExperimentChannel):
     """One experiment's access to the nodes, until it closes or leaves.
 
     `take` returns **events** of the experiment's own stream and changes of nodes. The transport
@@ -22,49 +21,26 @@ class TransportClient:
 
     def __init__(
         self,
-        channel: ExperimentChannel,
+        events_key: str,
         registry: NodeRegistry,
         *,
         hold: Callable[[ExperimentChannel], None],
         end_experiment: Callable[[ExperimentChannel], None],
         forget: Callable[[ExperimentChannel], None],
     ) -> None:
-        self._channel, self._registry = channel, registry
+        super().__init__(events_key)
+        self._registry = registry
         self._hold, self._end_experiment, self._forget = hold, end_experiment, forget
 
-    @property
-    def events_key(self) -> str:
-        """The key of the experiment's stream."""
-        return self._channel.events_key
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `take` would return events."""
-        return bool(self._channel.read_events)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the experiment takes no events for now; its stream is then not read."""
-        return self._channel.is_full
-
-    @is_full.setter
-    def is_full(self, is_full: bool) -> None:
-        if is_full is not self._channel.is_full:
-            self._channel.is_full = is_full
-            self._hold(self._channel)
-
-    @property
-    def taken(self) -> int:
-        """How many events were taken in total."""
-        return self._channel.given
-
-    def take(self) -> list[ReadEvent]:
-        """Return the events since the last call."""
-        return self._channel.take()
+    def hold(self, *, is_full: bool) -> None:
+        """Stop or continue reading its stream, because the experiment takes no events for now."""
+        if is_full is not self.is_full:
+            self.is_full = is_full
+            self._hold(self)
 
     def orders(self, instance_id: str) -> DesiredTrials | None:
         """Return the orders for a node; None if it is dead, which the events report."""
-        cursor = self._channel.cursors.get(instance_id)
+        cursor = self.cursors.get(instance_id)
         return cursor.orders if cursor is not None else None
 
     def reattach(
@@ -83,23 +59,15 @@ class TransportClient:
             acknowledged: the last journalled event number, by node instance.
         """
         for node in nodes:
-            self._registry.expect(self._channel, node, acknowledged.get(node.instance_id, 0))
+            self._registry.expect(self, node, acknowledged.get(node.instance_id, 0))
         for node in away:
             acknowledged_up_to, since = acknowledged.get(node.instance_id, 0), time.monotonic()
-            self._registry.expect(self._channel, node, acknowledged_up_to, away_since=since)
-
-    def settle(self, events_handled: int | None = None) -> None:
-        """Mark the orders that follow from the first events as complete; `send` sends them.
-
-        Args:
-            events_handled: how many events; by default, all that were taken.
-        """
-        self._channel.settle(self._channel.given if events_handled is None else events_handled)
+            self._registry.expect(self, node, acknowledged_up_to, away_since=since)
 
     def acknowledge(self, acknowledged: Mapping[str, int]) -> None:
         """Acknowledge journalled events to the nodes, by instance, and trim the stream."""
-        self._registry.acknowledged_up_to(self._channel, acknowledged)
-        trimming = self._channel.trim()
+        self._registry.acknowledged_up_to(self, acknowledged)
+        trimming = self.trim()
         if trimming is not None:
             self._registry.commands.append(trimming)
 
@@ -108,8 +76,8 @@ class TransportClient:
 
         While Redis is away, this waits until it is back.
         """
-        self._end_experiment(self._channel)
+        self._end_experiment(self)
 
     def leave(self) -> None:
         """Detach silently: nodes keep running its trials until it is added again."""
-        self._forget(self._channel)
+        self._forget(self)

@@ -54,7 +54,14 @@ _LONGEST_BEAT_S: Final = 5.0
 #: The size that events other than batches count as; few are longer.
 _FACT_BYTES: Final = 1024
 
-ExperimentReply = RequestDone | ExperimentDetail | r.TrialExplanation | RequestRejection
+_Answer = RequestDone | ExperimentDetail | r.TrialExplanation
+ExperimentReply = _Answer | RequestRejection
+
+#: The answers to requests, other than `RequestDone`.
+_ANSWERS: Final[dict[type, type[_Answer]]] = {
+    r.ShowTrials: ExperimentDetail,
+    r.ExplainTrial: r.TrialExplanation,
+}
 
 
 class ExperimentOutcome(StrEnum):
@@ -131,8 +138,8 @@ class ExperimentConnection:
         self._notes = r.TransportNotices()
         self._offers: dict[str, m.NodeOffered] = {}
         self._known: set[str] = set()
-        self._asked: dict[int, Callable[[ExperimentReply], None]] = {}
-        self._kinds: dict[int, type[RequestDone | ExperimentDetail | r.TrialExplanation]] = {}
+        #: For each open request, the type of its answer, and what takes that.
+        self._asked: dict[int, tuple[type[_Answer], Callable[[ExperimentReply], None]]] = {}
         self._last_id = 0
         #: For how many seconds its process has been silent, because its code may hang.
         self.silent_s = 0.0
@@ -278,8 +285,7 @@ class ExperimentConnection:
         if self.process_exit is not None:
             then(RequestRejection(text="its process has ended."))
             return
-        self._kinds[self._last_id] = _answer_to(request)
-        self._asked[self._last_id] = then
+        self._asked[self._last_id] = _ANSWERS.get(type(request), RequestDone), then
         self._send(r.IpcRequest(self._last_id, request))
 
     def stop(
@@ -317,7 +323,7 @@ class ExperimentConnection:
         client = self._client
         if client is None:
             return
-        client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_stalled
+        client.hold(is_full=self._frames.waiting > MOST_WAITING or self._frames.is_stalled)
         if client.is_full:
             return
         for read_events in frames_of([self._told_of(read_event) for read_event in client.take()]):
@@ -417,11 +423,11 @@ class ExperimentConnection:
                 orders.release(one.trial, one.attempt)
 
     def _answer(self, message: r.IpcReply) -> None:
-        kind = self._kinds.pop(message.id, RequestDone)
-        # First: the requester gets a rejection at the process's end if this cannot be decoded.
-        reply = message.rejection or msgspec.msgpack.decode(message.answer, type=kind)
-        then = self._asked.pop(message.id, None)
-        if then is not None:
+        if message.id in self._asked:
+            kind, then = self._asked[message.id]
+            # First: the requester gets a rejection at the process's end if this is not decodable.
+            reply = message.rejection or msgspec.msgpack.decode(message.answer, type=kind)
+            del self._asked[message.id]
             then(reply)
 
     def _trespassed(self, what: str) -> None:
@@ -452,7 +458,7 @@ class ExperimentConnection:
             self._client = None
         self._frames.close()
         self._process.close()
-        for then in self._asked.values():
+        for _, then in self._asked.values():
             then(RequestRejection(text="its process ended before it answered."))
         self._asked.clear()
 
@@ -470,33 +476,30 @@ class ExperimentConnection:
         return process_exit._replace(text=f"{process_exit.text.rstrip('.')}; {late}")
 
     def _judged_by(self, returncode: int) -> ExperimentExit:
-        words = self._problem or self._process.last_output()
+        words, ended = self._problem or self._process.last_output(), self._search_ended
+        outcome, text, detail = ExperimentOutcome.FAILED, words, b""
         if self._trespass:
-            return ExperimentExit(
-                ExperimentOutcome.FAILED, returncode, f"its process was killed: {self._trespass}."
-            )
-        if self._search_ended is not None and self._search_ended.is_interrupted:
-            search_ended = self._search_ended
-            return ExperimentExit(
-                ExperimentOutcome.INTERRUPTED, returncode, search_ended.outcome, search_ended.detail
-            )
-        if returncode == 0 and (self._search_ended is not None or not self.events_key):
-            search_ended = self._search_ended or r.SearchEnded("is over")
-            return ExperimentExit(
-                ExperimentOutcome.FINISHED, returncode, search_ended.outcome, search_ended.detail
-            )
-        if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
-            return ExperimentExit(ExperimentOutcome.LEFT, returncode, words)
-        if returncode == EXIT_OTHER_VERSION:
-            return ExperimentExit(ExperimentOutcome.OTHER_VERSION, returncode, words)
-        if returncode in {EXIT_FAILED, EXIT_USE}:
+            text = f"its process was killed: {self._trespass}."
+        elif ended is not None and ended.is_interrupted:
+            outcome, text, detail = ExperimentOutcome.INTERRUPTED, ended.outcome, ended.detail
+        elif returncode == 0 and ended is not None:
+            outcome, text, detail = ExperimentOutcome.FINISHED, ended.outcome, ended.detail
+        elif returncode == 0 and not self.events_key:
+            outcome, text = ExperimentOutcome.FINISHED, "is over"
+        elif returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
+            outcome = ExperimentOutcome.LEFT
+        elif returncode == EXIT_OTHER_VERSION:
+            outcome = ExperimentOutcome.OTHER_VERSION
+        elif returncode in {EXIT_FAILED, EXIT_USE}:
             silent = f"its process ended with exit code {returncode} and did not say why"
-            return ExperimentExit(ExperimentOutcome.FAILED, returncode, words or silent)
-        how = how_it_ended(returncode)
-        if returncode == 0:
-            how += " without saying that the search is over"
-        said = f"; the last that it wrote:\n{words}" if words else ""
-        return ExperimentExit(ExperimentOutcome.DIED, returncode, f"its process {how}{said}")
+            text = words or silent
+        else:
+            outcome, how = ExperimentOutcome.DIED, how_it_ended(returncode)
+            if returncode == 0:
+                how += " without saying that the search is over"
+            said = f"; the last that it wrote:\n{words}" if words else ""
+            text = f"its process {how}{said}"
+        return ExperimentExit(outcome, returncode, text, detail)
 
 
 def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
@@ -510,15 +513,3 @@ def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
         frames[-1].append(read_event)
         size += len(read_event.payload) if isinstance(read_event, EventBatch) else _FACT_BYTES
     return frames
-
-
-def _answer_to(
-    request: r.SearchRequest,
-) -> type[RequestDone | ExperimentDetail | r.TrialExplanation]:
-    match request:
-        case r.ShowTrials():
-            return ExperimentDetail
-        case r.ExplainTrial():
-            return r.TrialExplanation
-        case _:
-            return RequestDone

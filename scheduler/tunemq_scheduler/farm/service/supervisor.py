@@ -136,7 +136,6 @@ class Supervisor:
             term=lease.term,
             guard=lease,
             absent=self._experiments.streams.values(),
-            wants_node_metrics=True,
             keys=farm.keys,
             store=farm.store if is_remote(farm.store) else "",
         )

@@ -121,20 +121,14 @@ class NodeRegistry:
         try:
             registration = read_registration(data)
         except TransportError as error:
-            self.rejections.add("registration", "version", str(error))
-            self.commands.append(("XDEL", redis_keys.NODES, entry_id))
-            return []
+            return self._reject_registration(entry_id, "version", str(error))
         instance_id = registration.instance_id
         if instance_id in self._buried:
-            self.rejections.add("registration", "dead_node")
             self._fence(instance_id, self._buried[instance_id])
-            self.commands.append(("XDEL", redis_keys.NODES, entry_id))
-            return []
+            return self._reject_registration(entry_id, "dead_node")
         known = self.nodes.get(instance_id)
         if known is not None and registration.number < known.number:
-            self.rejections.add("registration", "repeated")
-            self.commands.append(("XDEL", redis_keys.NODES, entry_id))
-            return []
+            return self._reject_registration(entry_id, "repeated")
         if known is not None:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", redis_keys.NODES, known.entry_id))
@@ -157,6 +151,11 @@ class NodeRegistry:
             and place_of(node.entry_id) < place_of(entry_id)
             and node.began <= registration.began
         ]
+
+    def _reject_registration(self, entry_id: bytes, reason: str, text: str = "") -> list[str]:
+        self.rejections.add("registration", reason, text)
+        self.commands.append(("XDEL", redis_keys.NODES, entry_id))
+        return []
 
     def read_deregistration(self, entry_id: bytes, data: bytes) -> str:
         """Process a deregistration; return its instance."""

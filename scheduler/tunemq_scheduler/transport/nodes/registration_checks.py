@@ -31,22 +31,14 @@ def read_registration(data: bytes) -> NodeRegistration:
         registration = decode_registration(data)
     except UNDECODABLE as error:
         raise TransportError(_why_unreadable(data, error)) from error
-    if registration.protocol != PROTOCOL_VERSION:
-        raise TransportError(
-            _mismatch(
-                registration.node, "TuneMQ's protocol", registration.protocol, PROTOCOL_VERSION
-            )
-        )
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    theirs = ".".join(registration.python.split(".")[:2])
-    if theirs != ours:
-        raise TransportError(_mismatch(registration.node, "Python", theirs, ours))
-    if registration.cloudpickle != cloudpickle.__version__:
-        raise TransportError(
-            _mismatch(
-                registration.node, "cloudpickle", registration.cloudpickle, cloudpickle.__version__
-            )
-        )
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for what, theirs, ours in (
+        ("TuneMQ's protocol", registration.protocol, PROTOCOL_VERSION),
+        ("Python", ".".join(registration.python.split(".")[:2]), python),
+        ("cloudpickle", registration.cloudpickle, cloudpickle.__version__),
+    ):
+        if theirs != ours:
+            raise TransportError(_mismatch(registration.node, what, theirs, ours))
     return registration
 
 

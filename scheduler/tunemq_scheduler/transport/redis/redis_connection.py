@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from tunemq_scheduler.transport.redis.bounded_replies import BoundedParser, TooLong
 from tunemq_shared.base.errors import RedisRejectsUser, RedisUnavailable, TransportError
+from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS, login_rejected
 
@@ -36,6 +37,10 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 
 #: The beginning of the answer of a Redis that cannot write to its disk.
 _NO_DISK: Final = "MISCONF"
+
+
+#: A full Redis rejects this command; otherwise it has no effect, also on a missing key.
+PROBE: Final[RedisCommand] = ("SETRANGE", redis_keys.GENERATION, "0", "")
 
 
 class RedisRefusesWrites(TransportError):

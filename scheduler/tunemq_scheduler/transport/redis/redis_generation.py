@@ -16,9 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tunemq_scheduler.transport.departures import place_of
-from tunemq_scheduler.transport.redis.redis_connection import RedisCommand, RedisConnection
-from tunemq_scheduler.transport.redis.redis_memory import run_id
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    RedisFull,
+)
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
+from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.broker import redis_keys
 
 #: The number of answers that `RedisGeneration.begins` takes.
@@ -84,7 +88,7 @@ class RedisGeneration:
         Args:
             signer: the id of the key that this scheduler signs with; empty without keys.
         """
-        run, begins = run_id(self._connection), True
+        run, begins = _run_id(self._connection), True
         *answers, signs = self._connection.ask([*self.questions, ("GET", redis_keys.SIGNS)])
         if self._known is None and (signer or signs):
             # An earlier scheduler may have had other keys, and have rejected and deleted messages
@@ -153,3 +157,19 @@ class RedisGeneration:
         """Create an empty stream, by creating and deleting a consumer group."""
         make = ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM")
         self._connection.ask([make, ("XGROUP", "DESTROY", key, "maker")])
+
+
+def _run_id(line: RedisConnection) -> str:
+    """Return the id of the running Redis process; empty without the right to ask.
+
+    Raises:
+        RedisUnavailable: Redis went away.
+    """
+    try:
+        (text,) = line.ask([("INFO", "server")])
+    except (RedisUnavailable, RedisFull):
+        raise
+    except TransportError:  # the administrator withheld this right on purpose
+        return ""
+    lines: list[str] = text.decode(errors="replace").splitlines()
+    return dict(one.split(":", 1) for one in lines if ":" in one).get("run_id", "")

@@ -1,4 +1,9 @@
-"""`RedisLink`: the connections to one Redis, which may go away, reject commands, and come back."""
+"""`RedisLink`: the connections to one Redis, which may go away, be full, and come back.
+
+A full Redis rejects writes: nodes keep their results, orders wait, and silence of nodes does not
+count, until it has memory again. `tunemq_scheduler.security.redis_probes` rejects a Redis that
+evicts keys when a farm's scheduler starts.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +67,7 @@ class RedisLink:
         self._guard, self._backing = guard, backing
         self._away_since: float | None = None
         self._away_because = ""
+        self._full_since: float | None = None
         #: Notices that were not shown yet.
         self.notices: list[str] = []
         self._told, self._told_until = "", 0.0
@@ -100,6 +106,28 @@ class RedisLink:
         """Record that Redis can be reached and runs commands."""
         self._away_since = None
 
+    @property
+    def full_s(self) -> float:
+        """For how many seconds Redis has been full; 0 if it is not."""
+        return 0.0 if self._full_since is None else time.monotonic() - self._full_since
+
+    def is_used_up(self, error: TransportError) -> None:
+        """Record that Redis rejected a write for lack of memory."""
+        if self._full_since is None:
+            self._full_since = time.monotonic()
+            self.notices.append(
+                f"{error} Trials go on, and wait when their nodes have no room for results either;"
+                " nothing is lost."
+            )
+
+    def has_room(self) -> bool:
+        """Record that Redis accepted such a write; return whether it had been full."""
+        if self._full_since is None:
+            return False
+        self.notices.append(f"Redis has room again after {self.full_s:.0f} s.")
+        self._full_since = None
+        return True
+
     def ask_backing(self) -> None:
         """Check whether the embedded farm can recover.
 
@@ -111,12 +139,14 @@ class RedisLink:
             raise RedisUnavailable(f"The embedded farm cannot be used any more: {trouble}.")
 
     def notes(self) -> list[str]:
-        """Return that Redis is away, as text; empty if it is not."""
-        if self._away_since is None:
-            return []
-        seconds = time.monotonic() - self._away_since
-        away = f"Redis has been away for {seconds:.0f} s ({self._away_because})"
-        return [f"{away} The trials go on; their results come when it is back."]
+        """Return that Redis is away or full, as text; empty if it is neither."""
+        if self._away_since is not None:
+            seconds = time.monotonic() - self._away_since
+            away = f"Redis has been away for {seconds:.0f} s ({self._away_because})"
+            return [f"{away} The trials go on; their results come when it is back."]
+        if self._full_since is not None:
+            return [f"Redis has been full for {self.full_s:.0f} s: results and orders wait."]
+        return []
 
     def close(self) -> None:
         """Close the connections; the next use opens them again."""

@@ -45,6 +45,9 @@ class Nodes:
     def add(self, _events_key: str) -> TransportClient:
         return self  # type: ignore[return-value]
 
+    def hold(self, *, is_full: bool) -> None:
+        pass
+
     def orders(self, _node: str) -> Nodes:
         return self
 
