@@ -224,7 +224,8 @@ class RelayedExecutor(DesiredStateExecutor):
 
     # --- reports to the supervisor ----------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _tell(self, *, is_last: bool = False) -> None:
+        """Report the use of offers and the progress of the search, as far as they changed."""
         if self._status_reporter is None:
             return
         usage = self._status_reporter.usage()
@@ -232,14 +233,9 @@ class RelayedExecutor(DesiredStateExecutor):
             self._usage = usage
             self._connection.send(r.OfferUsageUpdate(usage))
         now = time.monotonic()
-        if now >= self._status_due:
-            self._status_due = now + _STATUS_EVERY_S
-            self._tell_status()
-
-    def _tell_status(self) -> None:
-        """Report the progress of the search if it changed."""
-        if self._status_reporter is None:
+        if now < self._status_due and not is_last:
             return
+        self._status_due = now + _STATUS_EVERY_S
         status = msgspec.structs.replace(self._status_reporter.status(), results=self._results)
         timeless = msgspec.structs.replace(status, elapsed_s=0.0)
         if timeless != self._status:
@@ -277,8 +273,7 @@ class RelayedExecutor(DesiredStateExecutor):
         if not now and self._copy is not None:
             self._copy.close()
             self.do_copied()
-        self._tell()  # frees its slots at once
-        self._tell_status()
+        self._tell(is_last=True)  # frees its slots at once
         self._connection.send(
             self._status_reporter.search_ended()
             if self._status_reporter is not None

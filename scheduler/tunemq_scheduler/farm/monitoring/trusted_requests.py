@@ -18,6 +18,9 @@ from tunemq_shared.base.errors import ConfigError
 
 #: The allowed methods; requests with others are rejected before anything else is parsed.
 METHODS: Final = frozenset({HTTPMethod.GET, HTTPMethod.HEAD})
+#: The command-line option that adds names of this server.
+_OPTION: Final = "--metrics-host"
+
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
@@ -32,19 +35,17 @@ class TrustedRequests:
     Args:
         names: further names of the server. ``localhost``, the machine's name and all IP addresses
             are always allowed, because an IP address cannot be rebound.
-        option: the command-line option that adds names, for messages.
 
     Raises:
         ConfigError: a name is invalid.
     """
 
-    def __init__(self, names: Iterable[str] = (), option: str = "--metrics-host") -> None:
-        self._option = option
+    def __init__(self, names: Iterable[str] = ()) -> None:
         machine = socket.gethostname()
         for name in names:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{option} {name!r} is no name; give that of this server, as clients "
+                    f"{_OPTION} {name!r} is no name; give that of this server, as clients "
                     "write it: without http:// and port."
                 )
         self._names = {_plain(name) for name in (*names, machine, "localhost")}
@@ -64,7 +65,7 @@ class TrustedRequests:
         hosts = headers.get_all("Host", [])
         if len(hosts) != 1 or not self._is_ours(str(hosts[0])):
             raise UntrustedRequest(
-                f"this server is not called {str(hosts[0])[:253]!a}: start it with {self._option}"
+                f"this server is not called {str(hosts[0])[:253]!a}: start it with {_OPTION}"
                 " NAME if it is"
                 if hosts
                 else "the request does not say which server it is for",

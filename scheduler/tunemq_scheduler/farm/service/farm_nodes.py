@@ -61,12 +61,8 @@ class FarmNodes:
         *,
         grace_s: float = DRAIN_GRACE_S,
     ) -> None:
-        self._path, self._transport, self._allocator, self._grace_s = (
-            path,
-            transport,
-            allocator,
-            grace_s,
-        )
+        self._path, self._grace_s = path, grace_s
+        self._transport, self._allocator = transport, allocator
         self._client = transport.add(EVENTS_KEY)
         self._nodes: dict[str, _KnownNode] = {}
         #: The drained and retired nodes by name, with the reason.
@@ -82,7 +78,8 @@ class FarmNodes:
                 case m.NodeJoined():
                     self._nodes[read_event.instance_id] = _KnownNode(read_event, time.time())
                     self._allocator.node_joined(read_event)
-                    self._ask_again(read_event)
+                    if read_event.node in self._asked:
+                        self._allocator.node_drained(read_event.instance_id, self._grace_s)
                 case m.NodeLost():
                     if read_event.is_dead:
                         self._nodes.pop(read_event.instance_id, None)
@@ -185,10 +182,9 @@ class FarmNodes:
         Raises:
             JournalError: the request cannot be stored; nothing was done.
         """
-        node = self.name_of(instance_id)
-        self._keep({**self._asked, node: reason})
-        self._allocator.node_drained(instance_id, self._grace_s)
+        self.drain(instance_id, reason)
         self._transport.retire(instance_id, reason)
+        node = self.name_of(instance_id)
         return (
             f"{node} is {reason}: its trials are saved and go on elsewhere, and it ends; if it is"
             f" started again it gets nothing until `tunemq nodes resume {node}`"
@@ -260,10 +256,6 @@ class FarmNodes:
             return "ok"
         all_, aside = len(allocation.total.devices), len(allocation.withheld)
         return f"{aside} of {all_} GPUs set aside"
-
-    def _ask_again(self, joined: m.NodeJoined) -> None:
-        if joined.node in self._asked:
-            self._allocator.node_drained(joined.instance_id, self._grace_s)
 
     def _keep(self, asked: dict[str, str]) -> None:
         replace_file(self._path, msgspec.json.encode(asked))

@@ -54,9 +54,7 @@ class StreamDecoder:
                 f"The stream {key} has an entry of a time that has not come yet, and takes no"
                 " others. Somebody who is no node of this farm may write to its Redis."
             )
-            self._registry.rejections.add(
-                "registration" if key == redis_keys.NODES else "events", "early", text
-            )
+            self._count(key, "early", text)
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
 
     def removed(self, streams: list[str]) -> None:
@@ -66,10 +64,12 @@ class StreamDecoder:
                 f"An entry of the stream {key} was longer than any message of a node: it is"
                 " removed. Somebody who is no node of this farm may write to its Redis."
             )
-            self._registry.rejections.add(
-                "registration" if key == redis_keys.NODES else "events", "oversized", text
-            )
+            self._count(key, "oversized", text)
         streams.clear()
+
+    def _count(self, key: str, reason: str, text: str) -> None:
+        kind = "registration" if key == redis_keys.NODES else "events"
+        self._registry.rejections.add(kind, reason, text)
 
     def departed(self, unfinished: Iterable[bytes]) -> dict[str, str]:
         """Return dead nodes whose events are all read; see `Deregistrations.due`."""
