@@ -16,8 +16,8 @@ from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
-from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
 from tunemq_scheduler.transport.node_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
@@ -283,7 +283,7 @@ class RelayedExecutor(DesiredStateExecutor):
 
     def report_over(self) -> None:
         """Report a search that was over before this run."""
-        self._tell_status()
+        self._tell(is_last=True)
         if self._status_reporter is not None:
             said = self._status_reporter.search_ended()
             self._connection.send(msgspec.structs.replace(said, is_interrupted=False))

@@ -487,9 +487,8 @@ class RunningExperiments:
 
     def _keep(self, name: str, connection: ExperimentConnection) -> None:
         """Keep the process's last report for requests after its end."""
-        known = self.counts(name)
-        if known is not None and self._queue.get(name) is not None:
-            self._queue.count(name, *known)
+        if (entry := self._queue.get(name)) is not None:
+            self._queue.count(name, *self.counts(entry))
         if connection.process_exit is not None and connection.process_exit.detail:
             self._details.keep(name, connection.process_exit.detail)
 
