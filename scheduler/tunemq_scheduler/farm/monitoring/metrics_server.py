@@ -14,6 +14,7 @@ import socketserver
 import threading
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 #: The limit for a client's request and the answer together.
 _TIMEOUT_S: Final = 5.0
-#: The most clients to answer at once; further connections are closed.
+#: The most clients to answer at once; a further one replaces another.
 _MOST_CLIENTS: Final = 64
+#: Threads of disconnected clients end within milliseconds.
+_ENDS_WITHIN_S: Final = 1.0
 _LIBRARY: Final = "prometheus_client"
 
 
@@ -109,11 +112,11 @@ class _Handler(WSGIRequestHandler):
         except UntrustedRequest as rejection:
             self.send_error(HTTPStatus.FORBIDDEN, explain=str(rejection))
             return False
+        self.server.has_asked[self.connection] = True
         return True
 
     def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        _disconnect(self.connection)
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
@@ -131,20 +134,35 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = "", listening.getsockname()[1]
         self.setup_environ()
         self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
+        #: Whether a client has sent its request, for each connection, the oldest first.
+        self.has_asked: dict[socket.socket, bool] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a new thread, if there are not too many."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Answer in a new thread; if there are too many, first disconnect an older client."""
+        if not self._places.acquire(blocking=False):
+            # A copy: threads that end remove theirs. A false value precedes a true one, and of
+            # equal ones `min` takes the oldest.
+            clients = list(self.has_asked.items())
+            if clients:
+                _disconnect(min(clients, key=itemgetter(1))[0])
+            if not self._places.acquire(timeout=_ENDS_WITHIN_S):
+                self.shutdown_request(request)
+                return
+        self.has_asked[request] = False
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer the request."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            del self.has_asked[request]
             self._places.release()
 
     def handle_error(self, *_: Any) -> None:
         """Ignore a client that disconnects before its answer."""
+
+
+def _disconnect(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)

@@ -283,10 +283,39 @@ def test_metrics_server_holds_few_connections_of_clients_that_say_nothing(server
         idle = [
             opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)
         ]
-        assert idle[-1].recv(1) == b""  # the server closed the connection
+        idle[35].settimeout(30)
+        assert idle[35].recv(1) == b""  # the server closed the oldest connections
         assert threading.active_count() - before <= 2 * 64  # each with its timer
+        assert scraped(server)["process_resident_memory_bytes"] > 0
     eventually(lambda: threading.active_count() <= before)
     assert scraped(server)["process_resident_memory_bytes"] > 0
+
+
+def test_metrics_server_drops_clients_without_a_request_before_slow_readers(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.monitoring.metrics_server._Handler.timeout", 60.0)
+    asking, may_answer = threading.Semaphore(0), threading.Event()
+
+    def app(environ, start_response):
+        asking.release()
+        may_answer.wait(60)
+        start_response("200 OK", [])
+        return [b"metrics"]
+
+    server._server.set_app(app)
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    with contextlib.ExitStack() as opened:
+
+        def client(request=b""):
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(request)
+            return connection
+
+        slow = client(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert asking.acquire(timeout=60)
+        idle = [client() for _ in range(64)]
+        assert idle[0].recv(1) == b""
+        may_answer.set()
+        assert slow.makefile("rb").read().endswith(b"metrics")
 
 
 def test_an_address_that_is_taken_is_refused(server):
