@@ -58,6 +58,15 @@ def test_doctor_redis_without_a_disk_is_named_and_no_consequence_of_it(farm: Exa
     assert "cannot write to its disk" in finding.what
 
 
+def test_doctor_redis_that_is_a_replica_is_named(farm: ExaminedFarm):
+    farm.redis.client.replicaof("127.0.0.1", 1)
+    try:
+        finding = farm.has_only("redis", "REPLICAOF NO ONE", more=store(farm))
+    finally:
+        farm.redis.client.replicaof("NO", "ONE")
+    assert "is a read-only replica" in finding.what
+
+
 def test_a_redis_that_is_too_old_is_found(farm: ExaminedFarm):
     real = str(farm.redis.client.info()["redis_version"])
     older = OLDER[len(real)]

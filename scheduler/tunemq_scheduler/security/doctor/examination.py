@@ -45,7 +45,7 @@ from tunemq_scheduler.security.redis_probes import WRITES, probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.security.store_probes import probe_store
 from tunemq_scheduler.storage.folders import BACKUP_NOTE, OWN_FOLDER
-from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisIsReplica
 from tunemq_shared.base.errors import (
     NoScheduler,
     RedisUnavailable,
@@ -290,6 +290,13 @@ def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:
 
 
 def _unreachable(error: TransportError) -> Finding:
+    if isinstance(error, RedisIsReplica):
+        return problem(
+            "redis",
+            str(error),
+            "put the address of its primary into $TUNEMQ_REDIS (or --redis), or make this one the"
+            " primary: redis-cli REPLICAOF NO ONE",
+        )
     return problem(
         "redis",
         str(error),

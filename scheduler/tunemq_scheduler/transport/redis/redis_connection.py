@@ -56,6 +56,10 @@ class RedisRefusesWrites(TransportError):
         self.what, self.fix = what, fix
 
 
+class RedisIsReplica(RedisUnavailable):
+    """Redis is a read-only replica of another."""
+
+
 class RedisFull(RedisRefusesWrites):
     """Redis has no memory for a write; reads and deletions still work."""
 
@@ -181,8 +185,11 @@ class RedisConnection:
         while self._due:
             try:
                 replies.append(self._connection.read_response())
-            except (BusyLoadingError, ReadOnlyError) as error:  # this lasts for a while
+            except BusyLoadingError as error:  # this lasts for a while
                 raise self._broken(error) from error
+            except ReadOnlyError as error:  # until a new primary is chosen, or the address changed
+                self.close()
+                raise RedisIsReplica(f"Redis at {self.address} is a read-only replica.") from error
             except OutOfMemoryError as error:
                 full = error
             except ResponseError as error:
