@@ -59,6 +59,12 @@ def test_systemd_verifies_all_units_and_drop_ins(tmp_path):
     assert [line for line in ended.stderr.splitlines() if "tunemq" in line] == []
 
 
+@pytest.mark.parametrize("unit", [*WORKERS, "tunemq-scheduler.service"])
+def test_units_that_use_the_store_start_after_it(unit):
+    (after,) = settings_of(unit)["After"]
+    assert {"minio.service", "tunemq-store.service", "redis.service"} <= set(after.split())
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_starts_what_install_sh_installs_and_is_tried_for_ever(unit):
     settings = settings_of(unit)
