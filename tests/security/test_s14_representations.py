@@ -37,7 +37,7 @@ HOLDERS: dict[str, Any] = {
         url=URL, keys="", store="", results="", results_if_unknown="", environ={"A": SECRET}
     ),
     "RedisAddress": parse_address(URL),
-    "Keys": find_keys({"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}),
+    "S3Credentials": find_keys({"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}),
     "SigningKey": SigningKey(b"01234567", SECRET.encode()),
 }
 
@@ -46,7 +46,7 @@ HOLDERS: dict[str, Any] = {
 def test_s14_what_holds_a_secret_does_not_show_it(name: str) -> None:
     shown = f"{HOLDERS[name]!r} {HOLDERS[name]} {[HOLDERS[name]]}"
     assert SECRET not in shown
-    assert shown
+    assert type(HOLDERS[name]).__name__ in shown
 
 
 def test_s14_keys_of_a_farm_do_not_show_themselves(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class ServeArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Hide the address, which may contain a password."""
-        return "Service(...)"
+        return "ServeArguments(...)"
 
 
 def serve_farm(service: ServeArguments) -> int:

@@ -86,7 +86,7 @@ class S3Credentials(NamedTuple):
     session_token: str = ""
 
     def __repr__(self) -> str:
-        return "Keys(...)"
+        return "S3Credentials(...)"
 
 
 class S3Address(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ class StorePermissions(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         """The addresses without the credentials."""
-        return f"StoreRules({self.allowed!r})"
+        return f"StorePermissions({self.allowed!r})"
 
     def check(self, address: str, field: str) -> None:
         """Check that the search may use this address, with the credentials that belong to it.

@@ -43,7 +43,7 @@ class SigningKey(NamedTuple):
 
     def __repr__(self) -> str:
         """The id without the secret, for logs."""
-        return f"Key({self.id.hex()})"
+        return f"SigningKey({self.id.hex()})"
 
 
 class InvalidSignature(TransportError):
@@ -72,7 +72,7 @@ class _KeyRing(NamedTuple):
 
     def __repr__(self) -> str:
         """The ids without the secrets."""
-        return f"_Ring({[key.hex() for key in self.secrets]})"
+        return f"_KeyRing({[key.hex() for key in self.secrets]})"
 
 
 class MessageSigner:
@@ -90,7 +90,7 @@ class MessageSigner:
         self._ring = _ring(keys)
 
     def __repr__(self) -> str:
-        return f"Seal({self.purpose!r}, {[key.hex() for key in self._ring.secrets]})"
+        return f"MessageSigner({self.purpose!r}, {[key.hex() for key in self._ring.secrets]})"
 
     @property
     def is_signed(self) -> bool:

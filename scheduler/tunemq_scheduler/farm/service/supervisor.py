@@ -78,7 +78,7 @@ class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Hide the password."""
-        return f"Farm({self.address!r})"
+        return f"FarmConfig({self.address!r})"
 
     def store_rules(self, owner: str) -> StorePermissions:
         """Return the stores that this owner's submitted searches may use."""
