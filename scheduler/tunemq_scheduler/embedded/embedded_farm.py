@@ -46,7 +46,6 @@ _ABOUT_STORE: Final = (
     "MINIO_",
     "SSL_CERT_",
     "TUNEMQ_S3_",
-    "TUNEMQ_STORE_",
     "TUNEMQ_FAILPOINTS",
 )
 _terms = itertools.count(1)

@@ -44,7 +44,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description="Runs trials that a `tunemq scheduler` on the same Redis hands out, until it is"
         " told to stop. Ctrl-C or SIGTERM: trials are saved where they can be within the grace, and"
         " go on elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
-        " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*, TUNEMQ_STORE_*).",
+        " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*).",
         epilog="Exit codes: 0 it was told to stop; 64 the command line is of no use; 69 Redis"
         " cannot be reached or refuses; 70 a part of it broke; 76 another worker of its name took"
         " its place.",
