@@ -247,6 +247,37 @@ def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_pa
     assert len(scheduler.said(CheckpointWritten)) == 3
 
 
+def naming_a_false_size(config):
+    """Save once, say that the checkpoint has 200 GB, and run on."""
+    import os
+    import tempfile
+    import threading
+    from functools import partial
+
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.trial.session import report
+    from tunemq_workers.trial_process import cache_sink
+
+    def written(real, *said):
+        return real(*said[:-1], 200 * 10**9)
+
+    cache_sink.CheckpointWritten = partial(written, cache_sink.CheckpointWritten)
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "done"), "w") as file:
+            file.write("1")
+        report({"step": 1}, checkpoint=Checkpoint(folder))
+    threading.Event().wait()
+
+
+def test_trial_that_names_a_false_size_of_its_checkpoint_fails(node, scheduler, store):
+    begin = scheduler.start(naming_a_false_size, {}, store=store)
+    scheduler.assign(node.instance_id, order("t", begin))
+    eventually(lambda: scheduler.said(TrialFailed), message=node.log)
+    (failed,) = scheduler.said(TrialFailed)
+    assert failed.kind == "storage"
+    assert "has 1 bytes, and its trial's process said 200000000000." in failed.error
+
+
 def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_committed(
     server, scheduler, store, minio, tmp_path
 ):

@@ -119,9 +119,10 @@ class FakeTrialProcess:
         self.previous = None
         self.is_waiting = False
 
-    def _said(self, kind, payload=b""):
+    def _said(self, kind, payload=b"", *, settle=True):
         self._world.checkpoints.said(self.process, kind, payload)
-        self._world.disk.settle()
+        if settle:
+            self._world.disk.settle()
 
     @property
     def answers(self):
@@ -133,11 +134,12 @@ class FakeTrialProcess:
         self._said(frames.ASK_SAVE)
         return len(self.connection.sent) > asked
 
-    def write(self, content=b"x" * 10, *, said_size=None, **files):
+    def write(self, content=b"x" * 10, *, said_size=None, settle=True, **files):
         """Write a checkpoint to the granted path, report it and return its key.
 
         Args:
             said_size: the reported size in bytes, if it differs from the real one.
+            settle: whether the disk is done with the node's jobs afterwards.
         """
         cache = self.answers[-1].cache
         source = self._world.folder / f"source-{self.trial}"
@@ -165,6 +167,7 @@ class FakeTrialProcess:
                     put.size if said_size is None else said_size,
                 )
             ),
+            settle=settle,
         )
         return key
 

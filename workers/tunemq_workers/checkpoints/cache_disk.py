@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -113,6 +114,16 @@ def measure(root: str, key: str) -> Inodes:
                 continue
             inodes[status.st_dev, status.st_ino] = max(status.st_size, status.st_blocks * 512)
     return inodes
+
+
+def count_bytes(root: str, key: str) -> int:
+    """Return the size of a checkpoint's files together, of which some may be one file."""
+    size = 0
+    for path, _, names in islice(walk(os.path.join(root, key, FILES)), _MAX_FOLDERS):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(path, name)).st_size
+    return size
 
 
 def remove(root: str, key: str) -> None:

@@ -8,18 +8,17 @@ this: their processes write into it directly.
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Final
 
 from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.objects.store_traffic import StoreTraffic
-from tunemq_shared.protocol.messages import NodeWarned, encode
+from tunemq_shared.protocol.messages import CheckpointWritten, NodeWarned, encode
 from tunemq_workers.broker.event_validation import read_written
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
 from tunemq_workers.checkpoints.cache_folders import CacheFolders
@@ -37,6 +36,9 @@ from tunemq_workers.runtime.frames import ASK_SAVE, FETCH, FETCHED, SAVE_ANSWER
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.runtime.trial_process_state import Emit, TrialProcess
 from tunemq_workers.transfers.transfer_client import TransferClient
+
+#: A checkpoint's size may change by so much once it is written: people may set its metadata.
+_METADATA_BYTES: Final = 2**20
 
 
 class _TrialClient:
@@ -203,10 +205,6 @@ class CheckpointRequests:
         said = read_written(process, payload, guest.written)
         if not self._backpressure.is_writing(name):
             raise TransportError(f"{said.key} was written without leave.")
-        if said.size > _disk_bytes(guest.root):
-            raise TransportError(
-                f"{said.key} has {said.size} bytes, more than the disk that it is on."
-            )
         failpoint("node.before_written_event")
         self._emit(process.start.events_key, payload)
         failpoint("node.after_written_event")
@@ -218,6 +216,19 @@ class CheckpointRequests:
             self._cache.release(before, name)
         self.uploads.add(process.start, said, cached)
         self._backpressure.written(name)
+        job = partial(cache_disk.count_bytes, guest.root, said.key)
+        self._disk.run(job, partial(self._counted, guest, said))
+
+    def _counted(self, guest: _TrialClient, said: CheckpointWritten, size: int) -> None:
+        """Correct the size that a process named for its checkpoint; a false one fails the trial."""
+        if size == said.size:
+            return
+        self.uploads.correct(guest.trial, said.key, size)
+        is_false = abs(size - said.size) > _METADATA_BYTES
+        if is_false and self._guests.get(guest.process.name) is guest:
+            reason = f"checkpoint {said.key} has {size} bytes, and its trial's process said"
+            self.uploads.on_given_up(guest.trial, f"{reason} {said.size}.")
+        self._backpressure.look()
 
     def _transfers_died(self, why: str) -> None:
         """Warn each experiment: stores keep the parts of interrupted multipart uploads."""
@@ -227,9 +238,3 @@ class CheckpointRequests:
             self._emit(events_key, encode(warned))
 
 
-def _disk_bytes(folder: str) -> float:
-    """Return the size of a folder's disk in bytes; infinity if it is unknown."""
-    try:
-        return shutil.disk_usage(folder).total or math.inf
-    except OSError:  # a trial has removed the folder
-        return math.inf

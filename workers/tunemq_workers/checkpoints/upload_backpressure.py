@@ -2,8 +2,9 @@
 
 A trial process asks before it writes a checkpoint. It may write at once while its trial has few
 enough uncommitted checkpoints and all trials together have few enough uncommitted bytes. Otherwise
-it waits in order of arrival, and the node reports that to the scheduler. A process that was ordered
-to stop or pause never waits, so that no due checkpoint is skipped.
+it waits in order of arrival, and the node reports that to the scheduler. Each experiment has an
+equal part of these bytes: one with less never waits for others. A process that was ordered to stop
+or pause never waits, so that no due checkpoint is skipped.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class UploadBackpressure:
         timers: schedules timeouts of waiting processes.
         uploads: the uncommitted checkpoints.
         emit: takes (events stream, encoded event).
-        limits: limit for uncommitted bytes; it does not apply to a checkpoint that is alone, which
-            may be larger.
+        limits: limit for uncommitted bytes; it does not apply to an experiment's only uncommitted
+            checkpoint, which may be larger.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class UploadBackpressure:
 
     def _answerable(self) -> Iterator[tuple[_PendingSave, str]]:
         """Yield each question, in order, with the reason why it must wait; "" if it need not."""
-        is_full = False  # if it is, later questions must not overtake
+        full = set[str]()  # experiments that wait: their later questions must not overtake
+        part = self._limits.uploads // max(1, self._uploads.experiments)
         for question in list(self._questions.values()):
             if question.process.is_leaving:
                 yield question, ""
@@ -96,9 +98,13 @@ class UploadBackpressure:
             if reason := self._too_many(question):
                 yield question, reason
                 continue
-            reason = self._too_large(question)
-            is_full = is_full or bool(reason)
-            yield question, reason or ("others wait for room on this node" if is_full else "")
+            events_key = question.process.start.events_key
+            reason = "others wait for room on this node"
+            if events_key not in full:
+                reason = self._too_large(question, part, is_first=not full)
+            if reason:
+                full.add(events_key)
+            yield question, reason
 
     def _too_many(self, question: _PendingSave) -> str:
         process, trial = question.process, question.process.trial
@@ -111,12 +117,17 @@ class UploadBackpressure:
             return f"{count} of its checkpoints are not there yet: {trouble}"
         return f"{count} of its checkpoints are not in {without_settings(process.start.store)} yet"
 
-    def _too_large(self, question: _PendingSave) -> str:
-        held = self._uploads.size + sum(size for _, size in self._granted.values())
-        size = self._uploads.last_size(question.process.trial)
-        if not held or held + size <= self._limits.uploads:
+    def _too_large(self, question: _PendingSave, part: int, *, is_first: bool) -> str:
+        trial, limit = question.process.trial, self._limits.uploads
+        held = self._uploads.sizes.copy()
+        for granted, granted_size in self._granted.values():
+            held[granted.events_key] += granted_size
+        of_experiment, size = held[trial.events_key], self._uploads.last_size(trial)
+        if not of_experiment or of_experiment + size <= part:
             return ""
-        reason = f"no more than {self._limits.uploads} bytes on this node may wait to be uploaded"
+        if is_first and held.total() + size <= limit:
+            return ""
+        reason = f"no more than {limit} bytes on this node may wait to be uploaded"
         trouble = self._uploads.trouble()
         return f"{reason}: {trouble}" if trouble else reason
 

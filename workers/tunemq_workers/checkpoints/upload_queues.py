@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -29,8 +29,10 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 _log = logging.getLogger(__name__)
 
 
-class _WrittenCheckpoint(msgspec.Struct, frozen=True, eq=False):
+class _WrittenCheckpoint(msgspec.Struct, eq=False):
     said: messages.CheckpointWritten
+    #: Bytes of its files: as its process named them, until the node has counted them.
+    size: int
     cached: CachedCheckpoint
     start: messages.TrialSpec
 
@@ -72,10 +74,20 @@ class UploadQueues:
         self.on_change: Callable[[], object] = do_nothing
         #: Takes a trial that must fail because its checkpoints cannot be uploaded, and the reason.
         self.on_given_up: Callable[[TrialKey, str], object] = do_nothing
-        #: Bytes of all files of uncommitted checkpoints.
-        self.size = 0
+        #: Bytes of all files of uncommitted checkpoints, by events stream.
+        self.sizes = Counter[str]()
         self._transfers, self._cache, self._emit = transfers, cache, emit
         self._queues: dict[TrialKey, _TrialQueue] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files of uncommitted checkpoints."""
+        return self.sizes.total()
+
+    @property
+    def experiments(self) -> int:
+        """The number of experiments that have running trials or checkpoints to upload."""
+        return len({key.events_key for key in self._queues})
 
     def events_keys(self) -> set[str]:
         """Return the streams of the experiments that have checkpoints to upload."""
@@ -120,14 +132,25 @@ class UploadQueues:
     ) -> None:
         """Upload this checkpoint of a running trial after the earlier ones."""
         queue = self._queues[TrialKey(start.events_key, said.trial)]
-        written = _WrittenCheckpoint(said, cached, start)
+        written = _WrittenCheckpoint(said, said.size, cached, start)
         if said.attempt in queue.given_up:  # the process has not ended yet
             self._lose(queue, written, "its trial has lost a checkpoint before this one.")
             return
         queue.waiting.append(written)
         queue.last_size = said.size
-        self.size += said.size
+        self.sizes[start.events_key] += said.size
         self._begin(queue)
+
+    def correct(self, trial: TrialKey, key: str, size: int) -> None:
+        """Set the size of a checkpoint whose process named another one."""
+        queue = self._queues.get(trial)
+        if queue is None:
+            return
+        queue.last_size = size
+        for written in queue.waiting:
+            if written.said.key == key:
+                self.sizes[trial.events_key] += size - written.size
+                written.size = size
 
     def _begin(self, queue: _TrialQueue) -> None:
         if queue.transfer is not None or not queue.waiting:
@@ -190,7 +213,7 @@ class UploadQueues:
         self._lose(queue, written, reason)
         while queue.waiting:
             behind = queue.waiting.popleft()
-            self.size -= behind.said.size
+            self.sizes[queue.key.events_key] -= behind.size
             self._lose(queue, behind, f"it waited behind {key}, which is lost")
         queue.given_up |= queue.started
         self.on_given_up(queue.key, text)
@@ -203,7 +226,7 @@ class UploadQueues:
 
     def _end(self, queue: _TrialQueue, base: CachedCheckpoint | None) -> _WrittenCheckpoint:
         written = queue.waiting.popleft()
-        self.size -= written.said.size
+        self.sizes[queue.key.events_key] -= written.size
         queue.transfer, queue.trouble = None, ""
         if base is not None:
             self._cache.release(base, _user(written.said))
@@ -224,6 +247,7 @@ class UploadQueues:
         queue.given_up &= queue.started
         if not left:
             self._queues.pop(queue.key, None)
+            self.sizes = +self.sizes  # an experiment without such checkpoints needs no entry
 
 
 def _user(said: messages.CheckpointWritten) -> str:

@@ -11,21 +11,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.unit.workers.checkpoint_world import World, committed_ref, elsewhere
+from tests.unit.workers.checkpoint_world import KEY, World, committed_ref, elsewhere
 from tunemq_shared.base.errors import StoreError, TransportError
-from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
-    CheckpointWritten,
-    encode,
 )
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.runtime import frames
 
 TRIALS = ("a", "b")
+OTHER = "tunemq:events:other"
+LARGE = 2 * 2**20
 
 trials = st.sampled_from(TRIALS)
 
@@ -124,24 +123,72 @@ Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, d
 TestHostileCheckpointQuestions = Machine.TestCase
 
 
-def test_checkpoint_larger_than_the_disk_is_rejected_and_counts_nowhere(tmp_path):
-    world = World(tmp_path)
-    process = world.process()
+@pytest.mark.parametrize("claim", [0, 10**7, 2**53])
+def test_trial_with_a_false_size_ends_and_its_claim_counts_nowhere(claim, tmp_path):
+    world = World(tmp_path, uploads_bytes=2 * LARGE)
+    process = world.process("a")
     process.ask()
-    said = CheckpointWritten("t", 1, 1, 1, checkpoint_key("t", 1, 1), "0" * 64, 2**53)
-    with pytest.raises(TransportError, match="more than the disk"):
-        world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
+    key = process.write(b"x" * LARGE, said_size=claim)
+    ((trial, reason),) = world.given_up
+    assert (trial.events_key, trial.trial) == (KEY, "a")
+    assert reason == f"checkpoint {key} has {LARGE} bytes, and its trial's process said {claim}."
+    assert world.checkpoints.uploads.size == LARGE
+    assert world.process("b").ask()  # its search has room for others
+    world.finish(key)
     assert world.checkpoints.uploads.size == 0
 
 
-def test_size_that_a_process_names_counts_no_longer_once_the_upload_has_counted(tmp_path):
+def test_size_that_is_measured_after_the_end_of_its_process_ends_no_later_attempt(tmp_path):
+    world = World(tmp_path)
+    process = world.process()
+    process.ask()
+    process.write(said_size=10**7, settle=False)
+    process.die()
+    assert world.given_up == []
+    assert world.checkpoints.uploads.size == 10
+
+
+def test_size_of_a_checkpoint_whose_metadata_changed_is_corrected(tmp_path):
+    world = World(tmp_path)
+    process = world.process()
+    process.ask()
+    process.write(said_size=7)
+    assert world.given_up == []
+    assert world.checkpoints.uploads.size == 10
+
+
+def test_process_that_uses_no_permission_takes_no_room_after_its_upload(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     one, other = world.process("a"), world.process("b")
-    one.ask()
-    key = one.write(said_size=10**6)
-    world.finish(key)
+    world.finish(one.save())
     assert one.ask()  # and writes nothing
     assert other.ask()
+
+
+@pytest.mark.parametrize("first", [100, 1000])
+def test_search_whose_uploads_fill_the_room_waits_alone(first, tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    large, waiting = world.process("a", waiting=9), world.process("b")
+    key = large.save(b"x" * first)
+    assert not large.ask()
+    assert not waiting.ask()
+    other = world.process("a", key=OTHER, waiting=9)
+    other.save(b"x" * 25)
+    other.save(b"x" * 25)
+    assert not other.ask()  # it has its half
+    third = world.process("a", key="tunemq:events:third")
+    third.save(b"x" * 80)  # a checkpoint that is alone may be larger than a part
+    world.finish(key)
+    assert large.answers[-1].cache
+
+
+def test_searches_use_room_that_others_leave(tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    one, other = world.process("a", waiting=9), world.process("a", key=OTHER)
+    other.save(b"x" * 10)
+    one.save(b"x" * 45)
+    one.save(b"x" * 45)
+    assert not one.ask()
 
 
 def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
