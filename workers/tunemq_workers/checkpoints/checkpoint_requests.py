@@ -236,5 +236,3 @@ class CheckpointRequests:
             self._told_of_death.add(events_key)
             warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
             self._emit(events_key, encode(warned))
-
-

@@ -172,24 +172,3 @@ def test_runner_with_a_function_that_died_behind_its_return_leaves_it_over() -> 
     story.finish("a")
     assert story.die("a") == []
     assert story.runner.live["a"].status == "TERMINATED"
-
-
-@pytest.mark.parametrize("is_forgotten", [False, True])
-def test_runner_reading_that_an_earlier_version_tried_a_complete_trial_again_leaves_it_over(
-    is_forgotten,
-) -> None:
-    story = complete(max_failures=-1)
-    story.die("a")
-    if is_forgotten:
-        story.free("a")
-    for event in (
-        m.TrialChosen("a"),
-        m.TrialStarted("a", 2, 1, "host", "127.0.0.1", 0.0),
-        result("a", 3, attempt=2, done=True),
-        m.TrialProcessDied("a", 2, 1, 9, None, 0.0),
-        m.SlotFreed("a", 2),
-    ):
-        assert story.tell(event) == []
-    summary = story.runner.summary("a")
-    assert (summary.status, summary.attempt) == ("TERMINATED", 1)
-    assert summary.last_result == result("a", 2, done=True)

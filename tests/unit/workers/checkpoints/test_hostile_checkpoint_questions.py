@@ -21,7 +21,7 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.runtime import frames
-from tunemq_workers.runtime.checkpoint_interfaces import TrialKey
+from tunemq_workers.runtime.trial_process_state import TrialKey
 
 TRIALS = ("a", "b")
 OTHER = "tunemq:events:other"

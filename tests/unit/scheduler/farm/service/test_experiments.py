@@ -276,11 +276,11 @@ def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(far
     process.say(r.SearchStatus(counts={"RUNNING": 0, "TERMINATED": 0}))
     for connection in farm.experiments.connections():
         connection.on_readable()
-    assert farm.experiments.counts("x") == ({"TERMINATED": 2}, 2)
+    assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
     process.code = 0
     farm.experiments.turn()
     assert farm.queue.get("x").state is State.FINISHED
-    assert farm.experiments.counts("x") == ({"TERMINATED": 2}, 2)
+    assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
 
 
 def test_search_that_dies_while_it_is_loaded_fails_however_long_that_takes(farm, monkeypatch):
