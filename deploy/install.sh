@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes this machine a part of a farm, or no part of it any more; docs/deploy/bare-metal.md explains it.
 # It needs a shell, Python and the folder `systemd` beside it. Run it again to upgrade or to change
-# what was said before: what is as it should be stays as it is, and goes on running.
+# what was said before: what is as it should be stays as it is, and continues running.
 #
 # Names of units have no blanks in them; what a trap calls is called.
 # shellcheck disable=SC2016,SC2046,SC2086,SC2317

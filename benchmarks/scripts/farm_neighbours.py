@@ -41,10 +41,10 @@ def train(config):
             tune.report({{"loss": 1.0}})
             file.write(array("d", (began, time.monotonic() - began)))
 
-def goes_on(trial_id, result):
+def continues(trial_id, result):
     return False
 
-tuner = tune.Tuner(train, run_config=tune.RunConfig(verbose=0, stop=goes_on))
+tuner = tune.Tuner(train, run_config=tune.RunConfig(verbose=0, stop=continues))
 """
 #: Sleeps for a minute, or until there is something to read: a slice is shorter.
 SLEEPER = """

@@ -7,7 +7,7 @@ set -euo pipefail
 [ "$1" = --lr ] && lr=$2
 epoch=0
 weight=0
-if [ -n "${TUNEMQ_CHECKPOINT:-}" ]; then # a folder to go on from; empty at first
+if [ -n "${TUNEMQ_CHECKPOINT:-}" ]; then # a folder to continue from; empty at first
     read -r epoch weight < "$TUNEMQ_CHECKPOINT/state"
 fi
 while [ "$epoch" -lt 20 ]; do

@@ -74,7 +74,7 @@ def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm)
     )
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == CTRL_C
-    assert "second goes on" in log.read_text()
+    assert "second continues" in log.read_text()
     assert "tunemq logs -f second" in log.read_text()
     assert "Traceback" not in log.read_text()
 
@@ -235,14 +235,14 @@ def fails_once(config):
     for step in range(1, 4):
         time.sleep(0.02)
         if config["own"] == 1 and step == 2:
-            mark = Path(config["executed"]).parent / "mended"
+            mark = Path(config["executed"]).parent / "fixed"
             if not mark.exists():
-                raise ValueError("not mended yet")
+                raise ValueError("not fixed yet")
         tune.report({"score": step})
 """
 
 
-def test_trials_in_error_are_retried_while_others_run_and_when_all_is_over(farm):
+def test_trials_in_error_are_retried_while_others_run_and_when_all_has_ended(farm):
     search = Search(
         name="exp",
         trials=2,
@@ -253,10 +253,10 @@ def test_trials_in_error_are_retried_while_others_run_and_when_all_is_over(farm)
     farm.submit(search)
     farm.wait_for("exp", "FINISHED")
     failed = next(row for row in _trials(farm, "exp") if row["status"] == "ERROR")
-    assert "not mended yet" in failed["note"]
+    assert "not fixed yet" in failed["note"]
     assert "ERROR" in farm.tunemq("show", "exp")
 
-    (farm.folder / "executed" / "mended").touch()
+    (farm.folder / "executed" / "fixed").touch()
     assert "queued" in farm.tunemq("retry", "exp", failed["trial"])
     farm.wait_for("exp", "FINISHED")
 

@@ -36,7 +36,7 @@ def _settings(text: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("farm", [text], indirect=True, ids=["with settings"])
 
 
-def _goes_on(
+def _continues(
     farm: FarmService, name: str, begun: int, last: int, until: Callable[[], bool]
 ) -> None:
     """Let the trials run step by step until the condition holds; they must not end before.
@@ -79,7 +79,7 @@ def test_the_highest_priority_is_next_and_has_a_lower_one_that_runs_give_way(far
     farm.submit(Search(name="later"))
     assert farm.rows()["later"].position == 0
     farm.submit(Search(name="urgent"), "--priority", "5")
-    _goes_on(farm, "first", 2, 199, lambda: _has_ended(farm, "urgent"))
+    _continues(farm, "first", 2, 199, lambda: _has_ended(farm, "urgent"))
 
     urgent = farm.wait_for("urgent", "FINISHED")
     farm.open_gate("first", 200)
@@ -118,7 +118,7 @@ def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm
     farm.open_gate("low", 5)
     farm.wait_for_steps("low", 2, 5)
     farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
-    _goes_on(farm, "low", 5, 199, lambda: _has_ended(farm, "high"))
+    _continues(farm, "low", 5, 199, lambda: _has_ended(farm, "high"))
 
     assert farm.rows()["low"].state == "RUNNING"
     farm.open_gate("low", 200)
@@ -137,7 +137,7 @@ def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):
     farm.open_gate("low", 3)
     farm.wait_for_steps("low", 2, 3)
     farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
-    _goes_on(farm, "low", 3, 199, lambda: _has_ended(farm, "high"))
+    _continues(farm, "low", 3, 199, lambda: _has_ended(farm, "high"))
 
     farm.open_gate("low", 200)
     farm.wait_for("low", "FINISHED")
@@ -176,7 +176,7 @@ def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
     farm.wait_for_steps("exp", 2, 6)
 
     farm.tunemq("pause", "exp")
-    _goes_on(farm, "exp", 6, 199, lambda: _trials_of_one(farm) == 0)
+    _continues(farm, "exp", 6, 199, lambda: _trials_of_one(farm) == 0)
     farm.open_gate("exp", 200)
     farm.tunemq("resume", "exp")
     farm.wait_for("exp", "FINISHED")

@@ -31,9 +31,9 @@ def train(config: dict[str, Any]) -> None:
         step += 1
         with open(config["executed"], "a", encoding="ascii") as file:
             file.write(f"{config['x']} {step}\n")
-        if step == config.get("fails_at") and not os.path.exists(config["mended"]):
+        if step == config.get("fails_at") and not os.path.exists(config["fixed"]):
             raise ValueError("it fails")
-        while step >= config.get("held_at", step + 1) and not os.path.exists(config["mended"]):
+        while step >= config.get("held_at", step + 1) and not os.path.exists(config["fixed"]):
             time.sleep(0.005)  # between two looks
         Path("state").mkdir(exist_ok=True)
         Path("state", "step").write_text(str(step), encoding="ascii")
@@ -51,7 +51,7 @@ class Searched:
         self.executed_file = folder / "executed"
         self.space: dict[str, Any] = {
             "executed": str(self.executed_file),
-            "mended": str(folder / "mended"),
+            "fixed": str(folder / "fixed"),
             "x": tune.grid_search([1.0, 2.0, 3.0]),
         }
 
@@ -104,7 +104,7 @@ def test_a_finished_experiment_gives_its_results_at_once_and_starts_nothing(sear
     assert len(searched.executed()) == 9
 
 
-def test_a_finished_experiment_goes_on_with_more_samples(searched):
+def test_a_finished_experiment_continues_with_more_samples(searched):
     random = {"x": tune.uniform(0, 1), "steps": 2}
     four = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=4)
     undisturbed = searched.fit(four, name="undisturbed", **random)
@@ -128,7 +128,7 @@ def test_restore_with_a_smaller_stop_leaves_ended_trials_as_they_are(searched):
     assert [rows_of(one) for one in before] == [4] * 3
 
 
-def test_trials_that_ended_by_a_criterion_go_on_to_another_one(searched):
+def test_trials_that_ended_by_a_criterion_continue_to_another_one(searched):
     searched.fit(stop={"training_iteration": 2}, saves=True)
 
     run_config = tune.RunConfig(stop={"training_iteration": 5}, verbose=0)
@@ -143,7 +143,7 @@ def test_trials_that_ended_by_a_criterion_go_on_to_another_one(searched):
 
 def test_trials_in_error_stay_so_with_their_errors(searched):
     before = searched.fit(steps=4, fails_at=3)
-    Path(searched.space["mended"]).touch()
+    Path(searched.space["fixed"]).touch()
 
     grid = searched.restore()
 
@@ -153,9 +153,9 @@ def test_trials_in_error_stay_so_with_their_errors(searched):
     assert "ValueError: it fails" in str(grid[0].error)
 
 
-def test_trials_in_error_go_on_from_their_last_checkpoints(searched):
+def test_trials_in_error_continue_from_their_last_checkpoints(searched):
     searched.fit(steps=4, fails_at=3, saves=True)
-    Path(searched.space["mended"]).touch()
+    Path(searched.space["fixed"]).touch()
 
     grid = searched.restore(resume_errored=True)
 
@@ -171,7 +171,7 @@ def test_trials_in_error_go_on_from_their_last_checkpoints(searched):
 
 def test_trials_in_error_begin_anew_and_count_anew(searched):
     searched.fit(steps=4, fails_at=3, saves=True)
-    Path(searched.space["mended"]).touch()
+    Path(searched.space["fixed"]).touch()
 
     grid = searched.restore(restart_errored=True)
 
@@ -191,7 +191,7 @@ def test_unfinished_trials_end_where_they_are_if_that_is_wanted(searched):
     with pytest.raises(KeyboardInterrupt):
         searched.fit(budget, steps=100, held_at=6, saves=True)
     stopping.join()
-    Path(searched.space["mended"]).touch()
+    Path(searched.space["fixed"]).touch()
     begun = {x for x, _ in searched.executed()}
 
     grid = searched.restore(resume_unfinished=False)
@@ -333,7 +333,7 @@ def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):
         with pytest.raises(JournalLocked, match=str(os.getpid())):
             searched.restore()
     finally:
-        Path(searched.space["mended"]).touch()
+        Path(searched.space["fixed"]).touch()
         running.join()
 
 
@@ -345,7 +345,7 @@ class Rejects(tune.stopper.Stopper):
         raise ValueError("no")
 
 
-def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_mended(searched):
+def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_fixed(searched):
     searched.fit(tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=1), steps=2)
     two = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=2)
     with pytest.raises(SearchFailed, match="ValueError: no"):
@@ -394,7 +394,7 @@ def test_callbacks_and_algorithms_of_the_first_run_are_those_of_the_next(searche
         ),
     )
     assert tuner.fit().num_errors == 3
-    Path(searched.space["mended"]).touch()
+    Path(searched.space["fixed"]).touch()
 
     grid = searched.restore(resume_errored=True)
 

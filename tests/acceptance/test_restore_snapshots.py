@@ -29,7 +29,7 @@ def train(config):
         step = int(Path(checkpoint.path, "step").read_text(encoding="ascii"))
     while step < STEPS:
         step += 1
-        if step == 6 and config["number"] % 2 and not Path(config["mended"]).exists():
+        if step == 6 and config["number"] % 2 and not Path(config["fixed"]).exists():
             raise ValueError("it fails")
         Path("state").mkdir(exist_ok=True)
         Path("state", "step").write_text(str(step), encoding="ascii")
@@ -42,7 +42,7 @@ def tuner(folder: Path, **options) -> tune.Tuner:
         train,
         param_space={
             "number": tune.grid_search(list(range(8))),
-            "mended": str(folder / "mended"),
+            "fixed": str(folder / "fixed"),
         },
         tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1, **options),
         run_config=tune.RunConfig(
@@ -71,7 +71,7 @@ def test_a_shortened_journal_and_its_history_are_the_whole_experiment(tmp_path: 
     kept = [[metrics["loss"] for _, metrics in one.best_checkpoints] for one in before]
     assert [[metrics["loss"] for _, metrics in one.best_checkpoints] for one in same] == kept
 
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     for _ in range(2):  # the journal has the restore's events, too
         grid = tune.Tuner.restore(str(tmp_path / "search"), train, resume_errored=True).fit()
         assert not grid.num_errors

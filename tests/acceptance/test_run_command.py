@@ -120,7 +120,7 @@ def test_a_python_script_with_argparse_needs_no_change(project):
     assert printed.startswith("Epoch 1/4 - loss: ")
 
 
-def test_a_program_that_fails_half_the_time_goes_on_from_its_checkpoints(project):
+def test_a_program_that_fails_half_the_time_continues_from_its_checkpoints(project):
     # Every other start of a trial fails, in its second step.
     write(
         project,
@@ -160,7 +160,7 @@ def test_a_program_that_always_fails_is_in_error_with_what_it_said(project):
     assert "no trial has reported a result" in done.stderr
 
 
-def test_after_kill_9_of_the_program_its_trial_goes_on(project):
+def test_after_kill_9_of_the_program_its_trial_continues(project):
     write(
         project,
         {

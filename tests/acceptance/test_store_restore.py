@@ -32,7 +32,7 @@ def train(config):
             step = int(Path(folder, "step").read_text(encoding="ascii"))
     while step < 6:
         step += 1
-        if step == 5 and not Path(config["mended"]).exists():
+        if step == 5 and not Path(config["fixed"]).exists():
             raise ValueError("it fails")
         Path("state").mkdir(exist_ok=True)
         Path("state", "step").write_text(str(step), encoding="ascii")
@@ -43,7 +43,7 @@ def train(config):
 def searched(folder: Path, address: str) -> tune.ResultGrid:
     return tune.Tuner(
         train,
-        param_space={"x": tune.grid_search([1, 2]), "mended": str(folder / "mended")},
+        param_space={"x": tune.grid_search([1, 2]), "fixed": str(folder / "fixed")},
         tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
         run_config=tune.RunConfig(name="search", storage_path=address, verbose=0),
     ).fit()
@@ -56,7 +56,7 @@ def test_a_search_is_restored_from_its_address(
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "results"))
     address = minio.address(bucket, "searches")
     assert searched(tmp_path, address).num_errors == 2
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     place = minio.address(bucket, "searches/search")
     if is_lost:
         shutil.rmtree(tmp_path / "results")
@@ -72,15 +72,15 @@ def test_a_search_is_restored_from_its_address(
     for one in again:
         assert [line["training_iteration"] for line in results_of(one)] == [1, 2, 3, 4, 5, 6]
         assert len(table_of(one)) == 6
-        assert one.metrics["iterations_since_restore"] == 2, "it went on from its checkpoint"
+        assert one.metrics["iterations_since_restore"] == 2, "it continued from its checkpoint"
 
 
-def test_a_folder_that_the_search_went_on_without_is_not_taken_for_the_newest(
+def test_a_folder_that_the_search_continued_without_is_not_taken_for_the_newest(
     tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
 ) -> None:
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
     assert searched(tmp_path, minio.address(bucket, "searches")).num_errors == 2
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     place = minio.address(bucket, "searches/search")
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "another machine"))
     assert tune.Tuner.restore(place, train, resume_errored=True).fit().num_errors == 0
@@ -88,7 +88,7 @@ def test_a_folder_that_the_search_went_on_without_is_not_taken_for_the_newest(
     assert tune.Tuner.restore(place, train).get_results().num_errors == 0
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
     heard = rf"process {os.getpid()} on {socket.gethostname()}, since .*, last heard \d+ s ago"
-    with pytest.raises(ConfigError, match=rf"went on elsewhere.*\({heard}"):
+    with pytest.raises(ConfigError, match=rf"continued elsewhere.*\({heard}"):
         tune.Tuner.restore(place, train)
     folder = str(tmp_path / "one machine" / "search")
     assert tune.Tuner.restore(folder, train).get_results().num_errors == 2, "if that is meant"
@@ -104,7 +104,7 @@ def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(
     (tmp_path / "results" / "search").mkdir()
 
     first = tune.Tuner.restore(place, train, resume_errored=True).fit()
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     second = tune.Tuner.restore(place, train, resume_errored=True).fit()
 
     assert first.experiment_path == str(tmp_path / "results" / "search_2")

@@ -178,7 +178,7 @@ REUSES = """
 """
 
 
-def test_a_reused_object_is_cleaned_up_when_its_search_is_over(tmp_path, monkeypatch):
+def test_a_reused_object_is_cleaned_up_when_its_search_has_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_CPUS", "1")  # the second trial waits for the first trial's process
     done = run(write(tmp_path, {"train.py": REUSES}), "train.py")
 

@@ -110,7 +110,7 @@ def test_it_gives_num_samples_configurations_and_then_says_so(
     assert algorithm.suggest(12, "t12") is Searcher.FINISHED
 
 
-def test_an_endless_search_goes_on(make: Callable[..., SearchGenerator]) -> None:
+def test_an_endless_search_continues(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make(-1)
     assert algorithm.total is None
     assert len(play(algorithm, limit=30)) == 30

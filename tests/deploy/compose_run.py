@@ -140,7 +140,7 @@ def survives_a_kill(run: Run) -> None:
     steps: dict[str, int] = {}
 
     def is_at_work() -> bool:
-        _goes_on(run, "first")
+        _continues(run, "first")
         for one in run.shown("first")["trials"]:
             if one["status"] == "RUNNING" and 5 <= one["step"] < MANY[1] - 20:
                 steps[one["node"]] = one["step"]
@@ -176,7 +176,7 @@ def _write(run: Run, shape: tuple[int, int]) -> str:
     return name
 
 
-def _goes_on(run: Run, name: str) -> None:
+def _continues(run: Run, name: str) -> None:
     found = run.shown(name)["experiment"]
     if found["state"] == "FAILED":
         raise Failed(f"{name}: {found['reason']}")

@@ -311,7 +311,7 @@ def test_who_may_submit_is_not_changed_beside_the_variable(first: Secrets):
     assert "TUNEMQ_SUBMITTERS" in done.stderr
 
 
-def test_it_goes_on_where_it_was_broken_off(secrets: Secrets):
+def test_it_continues_where_it_was_broken_off(secrets: Secrets):
     kept = secrets.contents()
     lost = (
         "authority/tls/store.crt",

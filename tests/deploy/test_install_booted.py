@@ -158,7 +158,7 @@ def test_a_trial_is_a_user_who_can_read_no_key_and_writes_where_it_must(farm):
     assert {name for name, what in seen.items() if what != "yes"} == rejected, seen
 
 
-def test_a_worker_that_is_killed_comes_back_and_its_trials_go_on(farm, rack):
+def test_a_worker_that_is_killed_comes_back_and_its_trials_continue(farm, rack):
     farm.submit("killed", _LONG)
     farm.has_steps("killed", 10)
     old = main_pid(rack)
@@ -188,7 +188,7 @@ def test_a_worker_that_hangs_is_started_again(farm, rack):
     farm.ready("rack1")
 
 
-def test_a_machine_that_is_started_again_is_back_by_itself_and_its_trials_go_on(farm, rack):
+def test_a_machine_that_is_started_again_is_back_by_itself_and_its_trials_continue(farm, rack):
     farm.submit("rebooted", _LONG)
     farm.has_steps("rebooted", 10)
     rack.reboot()
@@ -239,7 +239,7 @@ def _scheduler(farm):
     return lambda head: farm.install(head, "scheduler", "--config", "/root/farm/scheduler")
 
 
-def test_an_upgrade_stops_a_worker_for_moments_and_its_trials_go_on(farm, rack):
+def test_an_upgrade_stops_a_worker_for_moments_and_its_trials_continue(farm, rack):
     farm.submit("upgraded", _LONG)
     farm.has_steps("upgraded", 10)
     old = main_pid(rack)

@@ -103,7 +103,7 @@ def test_the_end_of_a_walltime_drains_within_its_grace_and_no_step_is_repeated(c
 
 
 @pytest.mark.deploy
-def test_scancel_and_preemption_drain_and_the_trials_go_on_where_there_is_room(cluster):
+def test_scancel_and_preemption_drain_and_the_trials_continue_where_there_is_room(cluster):
     farm, slurm = cluster.farm, cluster.slurm
     first, second = cluster.add_workers(2, "--cpus-per-task=1")
     farm.submit(Search(name="exp", trials=2, steps=80, step_s=0.05, trainable=_CLASS))

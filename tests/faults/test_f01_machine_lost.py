@@ -23,7 +23,7 @@ SAVE_EVERY = 10
 
 @pytest.mark.slow
 @pytest.mark.parity(141)
-def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_void(
+def test_f01_a_lost_machines_trial_continues_elsewhere_as_soon_as_its_lease_is_void(
     cut_farm, tmp_path
 ):
     farm = cut_farm()

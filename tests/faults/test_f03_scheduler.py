@@ -143,7 +143,9 @@ def test_f03_a_second_scheduler_is_refused_while_the_first_one_lives(farm):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seconds", [4.0, 11.0])
-def test_f03_a_scheduler_that_was_stopped_for_a_while_goes_on_as_if_nothing_had_been(farm, seconds):
+def test_f03_a_scheduler_that_was_stopped_for_a_while_continues_as_if_nothing_had_been(
+    farm, seconds
+):
     submit(farm, trials=2, steps=200, step_s=0.1)
     farm.wait_for_steps("search", 2, 5)
     farm.scheduler.send_signal(signal.SIGSTOP)

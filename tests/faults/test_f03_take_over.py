@@ -137,7 +137,9 @@ def test_f03_take_over_with_a_bad_last_run_passes_that_search_over(
     farm.check_results("lost")
 
 
-def test_f03_take_over_from_a_copy_with_a_hole_goes_on_from_before_it(farm, storage, minio, bucket):
+def test_f03_take_over_from_a_copy_with_a_hole_continues_from_before_it(
+    farm, storage, minio, bucket
+):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")
     search = {"trials": 2, "steps": 60, "save_every": 5, "has_gate": True}
@@ -262,7 +264,7 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     after = files_of(results)
     changed = {name for name in before.keys() | after if before.get(name) != after.get(name)}
     assert not {name for name in changed if "journal" in name}, changed
-    farm.wait_for_steps("search", 4, max(count.values()) + 5)  # trials go on undisturbed
+    farm.wait_for_steps("search", 4, max(count.values()) + 5)  # trials continue undisturbed
     farm.wait_for("search", "FINISHED", within=150)
     farm.check_results("search")
     farm.check_steps("search")
@@ -270,7 +272,7 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     farm.kill_scheduler()
     farm.results = results
     farm.start_scheduler(*options)
-    eventually(lambda: "went on elsewhere" in farm.said(), within=60, message=lambda: str(farm))
+    eventually(lambda: "continued elsewhere" in farm.said(), within=60, message=lambda: str(farm))
 
 
 def test_f03_scheduler_on_results_put_back_from_a_backup_names_the_copy_that_has_more(

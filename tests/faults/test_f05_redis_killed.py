@@ -40,7 +40,7 @@ def test_f05_a_search_outlives_a_redis_that_is_killed_again_and_again(farm, tmp_
     took = []
     for away_s in (0.0, 1.0, 0.2):
         a_moment(chance)
-        took.append(run.goes_on(own.kill_redis(away_s), within=BACK_AT_LAST_S))
+        took.append(run.continues(own.kill_redis(away_s), within=BACK_AT_LAST_S))
     print(f"a command ran after {took}")
     run.ends()
     run.leaves_no_key()
@@ -69,7 +69,7 @@ def test_f05_a_redis_that_is_still_loading_its_data_is_waited_for(farm, tmp_path
         pipeline.execute()
     own.server.add_options("--key-load-delay", "500")
     back = own.kill_redis(0.0)
-    run.goes_on(back, within=BACK_AT_LAST_S)
+    run.continues(back, within=BACK_AT_LAST_S)
     run.ends()
 
 
@@ -81,7 +81,7 @@ def test_f05_a_redis_that_becomes_a_read_only_replica_is_waited_for(farm, tmp_pa
     own.server.client.replicaof("127.0.0.1", 1)  # no server listens there
     run.wait_for_silence()
     own.server.client.replicaof("NO", "ONE")
-    run.goes_on(time.monotonic(), within=BACK_AT_LAST_S)
+    run.continues(time.monotonic(), within=BACK_AT_LAST_S)
     run.ends()
     run.leaves_no_key()
 
@@ -112,7 +112,7 @@ def test_f05_ten_outages_at_random_moments_lose_nothing(farm, tmp_path, how, awa
         a_moment(chance)
         if clock == "set back":
             own.set_clock_back()
-        took.append(run.goes_on(_outage(own, how, away_s), BACK_AT_LAST_S))
+        took.append(run.continues(_outage(own, how, away_s), BACK_AT_LAST_S))
     print(f"{how}, away for {away_s} s, clock {clock}: a command ran after {sorted(took)}")
     run.ends(within=300)
     assert max(took) < BACK_WITHIN_S, sorted(took)

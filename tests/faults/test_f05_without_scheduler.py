@@ -69,7 +69,7 @@ def holds_the_farm(farm: FarmService) -> bool:
     )
 
 
-def goes_on(farm: FarmService) -> float:
+def continues(farm: FarmService) -> float:
     """Start a scheduler; return the seconds until a command has run on every node.
 
     The time counts from when the scheduler holds the farm, because its interpreter loads our
@@ -140,7 +140,7 @@ def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(st
     farm.kill_scheduler()
     farm.open_gate("search", 12)
     fail(farm, "data lost", 0.5)
-    print(f"a command ran after {goes_on(farm):.2f} s")
+    print(f"a command ran after {continues(farm):.2f} s")
     farm.open_gate("search", 30)
     ends_well(farm)
 
@@ -157,7 +157,7 @@ def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_no
     kept = farm.folder / "appendonly.aof"
     os.truncate(kept, kept.read_bytes().rindex(b"XADD"))
     farm.redis.start()
-    goes_on(farm)
+    continues(farm)
     farm.open_gate("search", 25)
     ends_well(farm)
 
@@ -177,7 +177,7 @@ def test_f05_ten_outages_without_a_scheduler_lose_nothing(start, how, away_s):
         farm.open_gate("search", max(map(len, farm.steps("search").values())) + 35)
         time.sleep(chance.uniform(0, 0.5))
         fail(farm, how, away_s)
-        took.append(goes_on(farm))
+        took.append(continues(farm))
     farm.open_gate("search", 400)
     print(f"{how}, away for {away_s} s: a command ran after {sorted(took)}")
     ends_well(farm, 300)

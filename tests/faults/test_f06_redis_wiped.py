@@ -28,7 +28,7 @@ def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_p
         time.sleep(chance.uniform(0, 0.5))  # the wipe comes at a random moment
         own.server.client.flushall()
         run.open_gate(150)
-        took.append(run.goes_on(time.monotonic(), within=BACK_AT_LAST_S))
+        took.append(run.continues(time.monotonic(), within=BACK_AT_LAST_S))
     print(f"a command ran after {took}")
     run.ends()
     assert any("Redis lost data" in line for line in run.told), run.told
@@ -89,7 +89,7 @@ def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path,
     for _ in range(4):
         for key in own.server.client.keys(patterns[what]):
             own.server.client.delete(key)
-        run.goes_on(time.monotonic(), within=BACK_AT_LAST_S)
+        run.continues(time.monotonic(), within=BACK_AT_LAST_S)
     run.ends()
     run.leaves_no_key()
 

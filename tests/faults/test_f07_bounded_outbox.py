@@ -32,7 +32,7 @@ def large_results(config):
         Path(config["reached"]).write_text(f"{step + 1}")
 
 
-def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_it_has(
+def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_continue_when_it_has(
     node, scheduler, tmp_path
 ):
     reached = Path(tmp_path, "reached")

@@ -50,7 +50,7 @@ def make_room(own: OwnFarm) -> float:
     return time.monotonic()
 
 
-def goes_on_beyond(run: ChainRun, gate: int) -> None:
+def continues_beyond(run: ChainRun, gate: int) -> None:
     """Open the gate up to this step; wait until each trial has done two more steps."""
     before = run.done()  # read before the gate opens: a trial at the new gate has progressed, too
     run.open_gate(gate)
@@ -61,7 +61,7 @@ def goes_on_beyond(run: ChainRun, gate: int) -> None:
 
 
 @pytest.mark.parametrize("lock_step", [pytest.param(True, marks=pytest.mark.soak), False])
-def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_path, lock_step):
+def test_f07_a_search_waits_while_redis_is_full_says_so_and_continues(farm, tmp_path, lock_step):
     own = farm()
     run = ChainRun(own, tmp_path, steps=250, lock_step=lock_step, gate=120)
     for step, gate in ((3, 200), (30, 250)):
@@ -73,7 +73,7 @@ def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_pa
         make_room(own)
         # Wait before the gate lets trials finish: a finished trial does not look.
         eventually(lambda: any("Redis has room again" in line for line in run.told))
-        goes_on_beyond(run, gate)
+        continues_beyond(run, gate)
     run.ends()
     run.leaves_no_key()
 
@@ -86,7 +86,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run.wait_for_step(3)
     fill(own)
     time.sleep(redis_keys.LEASE_TTL_S + 3)  # longer than a lease lasts
-    run.goes_on(make_room(own))
+    run.continues(make_room(own))
     run.ends()
 
 

@@ -48,7 +48,7 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     late = [one for one in run.all_of(m.ResultReported) if one.attempt == 1]
     assert max(one.step for one in late) > 100, "it has said all that it did meanwhile"
     assert any("of a former attempt" in line for line in run.told), run.told
-    assert farm.nodes[node].process.poll() is None, "it goes on as a node"
+    assert farm.nodes[node].process.poll() is None, "it continues as a node"
     assert len(run.all_of(m.NodeJoined)) == 2, "and is no new one"
     assert not run.all_of(m.TrialProcessDied)
 
@@ -64,7 +64,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
     run.ends_well()
 
     assert len(run.all_of(m.NodeLost)) == len(run.all_of(m.NodeReturned)) == 1
-    assert run.repeated() == {0: 0, 1: 0}, "nobody had a slot for it, so it went on"
+    assert run.repeated() == {0: 0, 1: 0}, "nobody had a slot for it, so it continued"
     assert {one.attempt for one in run.all_of(m.TrialStarted)} == {1}
     assert any("is back after" in line for line in run.told)
 

@@ -42,7 +42,7 @@ def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
     proxy.go_silent(*directions)
     run.wait_for_silence()
     proxy.heal()  # silent connections stay silent for ever
-    took = run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
+    took = run.continues(time.monotonic(), within=GIVES_UP_WITHIN_S)
     print(f"{whose} {directions}: {took:.1f} s")
     run.ends()
 
@@ -54,7 +54,7 @@ def test_f10_a_consumer_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
     run.wait_for_step(3)
     for _ in range(2):
         assert own.to_nodes.silence(b"BRPOP") == 2, "each node has a consumer"
-        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+        run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
     assert "was announced and did not come" in own.logs()
 
@@ -67,7 +67,7 @@ def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(fa
     own.to_nodes.go_silent()
     time.sleep(redis_keys.LEASE_TTL_S + 3)  # the test is about the length of the outage
     own.to_nodes.heal()
-    run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
+    run.continues(time.monotonic(), within=GIVES_UP_WITHIN_S)
     run.ends()
 
 
@@ -78,11 +78,11 @@ def test_f10_connections_that_are_reset_again_and_again_harm_nobody(farm, tmp_pa
     run.wait_for_step(3)
     for proxy in (own.to_nodes, own.to_scheduler) * 3:
         proxy.cut()
-        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+        run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     own.to_nodes.cut(stay=True)
     time.sleep(1.0)  # no client connects during this second
     own.to_nodes.heal()
-    run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
     run.leaves_no_key()
 
@@ -92,7 +92,7 @@ def test_f10_a_redis_that_hangs_for_five_seconds_costs_five_seconds(farm, tmp_pa
     own = farm()
     run = ChainRun(own, tmp_path, steps=80)
     run.wait_for_step(3)
-    run.goes_on(own.stop_redis(5.0), within=GOES_ON_WITHIN_S)
+    run.continues(own.stop_redis(5.0), within=GOES_ON_WITHIN_S)
     run.ends()
     run.leaves_no_key()
 

@@ -33,7 +33,7 @@ def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path
     run = ChainRun(own, tmp_path, steps=60, lock_step=lock_step)
     run.wait_for_step(3)
     own.set_clock_back()
-    run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
     run.leaves_no_key()
 
@@ -47,13 +47,13 @@ def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_res
     run.wait_for_step(3)
     for _ in range(3):
         own.set_clock_back()
-        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+        run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
         if how == "killed":
             back = own.kill_redis(0.3)
         else:
             own.server.client.flushall()
             back = time.monotonic()
-        run.goes_on(back, within=GOES_ON_WITHIN_S)
+        run.continues(back, within=GOES_ON_WITHIN_S)
     run.ends()
 
 
@@ -67,5 +67,5 @@ def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp
         eventually_keys(own, redis_keys.lease("*"))
         keys = own.server.client.keys("*")
         own.server.client.delete(*(key for key in keys if own.server.client.ttl(key) > 0))
-        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+        run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()

@@ -81,7 +81,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
         assert result.error is None, result.error
         assert [line["training_iteration"] for line in result.history] == list(range(1, STEPS + 1))
         assert result.metrics["chain"] == expected(result.config, STEPS)
-    failures = failures_until_its_pause_is_over(folder / FILE_NAME)
+    failures = failures_until_its_pause_has_ended(folder / FILE_NAME)
     assert {failure.kind for failure in failures} == {"storage"}
     for failure in failures:
         assert f"{folder}/.cache" in failure.error
@@ -92,7 +92,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
     assert len(failures) < 3 * TRIALS_IN_A_ROW
 
 
-def failures_until_its_pause_is_over(journal: Path) -> list[m.TrialFailed]:
+def failures_until_its_pause_has_ended(journal: Path) -> list[m.TrialFailed]:
     """Return the failures before the end of the node's pause; after it the node is tried again."""
     failures: list[m.TrialFailed] = []
     elapsed, is_over_at = 0.0, math.inf

@@ -92,7 +92,7 @@ def is_rejected(done: subprocess.CompletedProcess[str]) -> None:
     assert "tunemq rm --files" in said
 
 
-def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
+def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_continues(
     farm: FarmService, disk: SmallDisk, tmp_path: Path
 ) -> None:
     disk.fill()
@@ -152,7 +152,7 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
     assert states == {"kept": "FINISHED", "stopped": "STOPPED", "late": "FINISHED"}
 
 
-def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
+def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_continues(
     farm: FarmService, disk: SmallDisk
 ) -> None:
     farm.start_scheduler()
@@ -185,7 +185,7 @@ def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
 
 
 @pytest.mark.parametrize("killed", ["the scheduler", "the process of the search"])
-def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
+def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_continues(
     farm: FarmService, disk: SmallDisk, killed: str
 ) -> None:
     farm.start_scheduler("--metrics", "127.0.0.1:0")

@@ -103,7 +103,7 @@ def search(disk: Path, ending: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_f17_a_search_whose_disk_is_full_waits_and_goes_on_with_nothing_lost(
+def test_f17_a_search_whose_disk_is_full_waits_and_continues_with_nothing_lost(
     tmp_path: Path,
 ) -> None:
     found = search(tmp_path / "disk", "freed")

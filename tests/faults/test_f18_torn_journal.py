@@ -94,7 +94,7 @@ def test_f18_a_bit_flipped_in_the_last_three_records_is_cut_off_or_refused_with_
             assert (told.value.path, told.value.offset) == (str(path), record.offset)
 
 
-def test_f18_a_journal_that_was_cut_goes_on_from_the_turn_before(
+def test_f18_a_journal_that_was_cut_continues_from_the_turn_before(
     written: Written, tmp_path: Path
 ) -> None:
     path, last = turns_file(written.folder, 3), len(TURNS)

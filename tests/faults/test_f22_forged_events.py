@@ -189,14 +189,14 @@ def trains():
         tune.report({"x": step})
 
 
-def goes_on_after_its_end():
+def continues_after_its_end():
     _, trial, attempt = line()
     finished = ["finished", trial, attempt]
     sends(("F", finished), ("E", a_result()), ("F", finished), ("E", a_result(step=3)))
 
 
-DEEDS = {deed.__name__: deed for deed in (*FORGED, goes_on_after_its_end, trains)}
-NAMES = [*(deed.__name__ for deed in (*FORGED, goes_on_after_its_end)), *["trains"] * 3]
+DEEDS = {deed.__name__: deed for deed in (*FORGED, continues_after_its_end, trains)}
+NAMES = [*(deed.__name__ for deed in (*FORGED, continues_after_its_end)), *["trains"] * 3]
 
 
 def train(config):
@@ -246,7 +246,7 @@ def test_f22_trials_beside_one_that_forges_events_are_right(forged):
 
 def test_f22_what_a_trial_sends_after_its_end_counts_for_nothing(forged):
     _, results = forged
-    late = results[NAMES.index("goes_on_after_its_end")]
+    late = results[NAMES.index("continues_after_its_end")]
     assert (late.status, late.error) == ("TERMINATED", None)
     assert [row["x"] for row in results_of(late)] == [1]
 

@@ -195,7 +195,7 @@ def reports_without_end(config):
         report({"x": 1})
 
 
-def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
+def test_f22_a_neighbour_of_a_trial_that_is_ended_continues(node, scheduler):
     # Limits belong to a search: the neighbour belongs to another search, without limits.
     starts = {
         trial: scheduler.start(

@@ -19,7 +19,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
         yield farm
 
 
-def test_f22_search_with_a_foreign_table_goes_on_after_a_restart_of_the_scheduler(
+def test_f22_search_with_a_foreign_table_continues_after_a_restart_of_the_scheduler(
     farm: FarmService,
 ) -> None:
     farm.add_worker("one", 2)

@@ -29,7 +29,7 @@ def submit(farm: FarmService, **options: float) -> None:
     farm.open_gate("search", 20)
 
 
-def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not_blamed(farm):
+def test_f24_trials_of_a_worker_that_is_told_to_stop_continue_elsewhere_and_are_not_blamed(farm):
     submit(farm, trials=2, steps=80, save_every=5, step_s=0.05)
     farm.wait_for_steps("search", 2, 12)
     farm.add_worker("two")

@@ -121,7 +121,7 @@ def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_schedule
 
 
 @pytest.mark.parametrize("name", _after(OF_A_SCRIPT))
-def test_f03_a_script_that_is_killed_goes_on_where_it_was(run, name):
+def test_f03_a_script_that_is_killed_continues_where_it_was(run, name):
     options = {"trials": 3, "steps": 12, "payload": 1000, "cpus": 1}
     search = run(variables={VARIABLE: f"{name}=kill@{OF_A_SCRIPT[name]}"}, **options)
     assert search.ends(within=90) == -signal.SIGKILL, str(search)

@@ -120,7 +120,7 @@ def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, 
     assert children_of(node.process.pid) == [node.consumers()], "no zombie is left either"
 
 
-def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
+def test_the_node_continues_with_a_new_forkserver(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(with_a_daemon)))
     forkserver, _ = forkserver_and_tree(node, scheduler, 1)
     os.kill(forkserver, signal.SIGKILL)

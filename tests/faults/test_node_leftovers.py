@@ -165,7 +165,7 @@ def leaves_its_folder(config):
         time.sleep(600)
 
 
-def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_goes_on(
+def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_continues(
     server, scheduler, tmp_path
 ):
     node = Node(server, scheduler, tmp_path / "node")

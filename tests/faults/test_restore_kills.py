@@ -126,7 +126,7 @@ def test_f03_a_checkpoint_that_was_only_written_is_brought_to_the_store_at_the_r
     assert kill_and_restore(run, 2, random.Random(form), **options) == 2
 
 
-def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+def test_a_search_that_was_interrupted_continues_where_it_was(run: Run, tmp_path: Path) -> None:
     options = {"storage": str(tmp_path), "trials": 4, "steps": 60, "save_every": 4, "cpus": 2}
     search = run(**options, gate=24)
     search.wait_for(m.ResultReported, step=20)

@@ -40,7 +40,7 @@ def failures_of(search: RunningSearch, number: int) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def went_on(search: RunningSearch, number: int) -> None:
+def continued(search: RunningSearch, number: int) -> None:
     """Check that a healthy trial has all of its results, each once."""
     recorded = search.recorded(number)
     assert recorded == [(step, 1000 * number + step) for step in range(1, STEPS + 1)]
@@ -48,7 +48,7 @@ def went_on(search: RunningSearch, number: int) -> None:
 
 @pytest.mark.parity(70, 71, 94)
 def test_f02_a_trial_that_always_dies_ends_by_its_budget_with_each_death_named(start):
-    search = start(ways=["goes_on", "is_killed"], failures={"max_failures": 2})
+    search = start(ways=["continues", "is_killed"], failures={"max_failures": 2})
     results = results_of(search)
 
     assert [status for status, _ in results] == ["TERMINATED", "ERROR"]
@@ -60,7 +60,7 @@ def test_f02_a_trial_that_always_dies_ends_by_its_budget_with_each_death_named(s
     assert written.count("it is tried again") == 2
     assert "failure 3 of at most 3" in results[1][1]
     assert len(search.all_of(m.TrialProcessDied)) == 3
-    went_on(search, 0)
+    continued(search, 0)
 
 
 def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_finish(start):
@@ -72,7 +72,7 @@ def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_f
         "reports_text": ("metric", "large"),
         "needs_a_bigger_gpu": ("cuda_memory", "Tried to allocate 20.00 GiB"),
     }
-    search = start(ways=["goes_on", *named, "goes_on"], failures={"max_failures": 1})
+    search = start(ways=["continues", *named, "continues"], failures={"max_failures": 1})
     results = results_of(search)
 
     assert [status for status, _ in results] == ["TERMINATED", *["ERROR"] * 6, "TERMINATED"]
@@ -85,8 +85,8 @@ def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_f
             if fact.trial == search.trial(number)
         ]
         assert kinds == [kind] * (1 if kind == "cuda_memory" else 2)
-    went_on(search, 0)
-    went_on(search, 7)
+    continued(search, 0)
+    continued(search, 7)
     said = search.said.decode()
     assert "6 ERROR" in said
     assert "death of its process: " in said
@@ -94,7 +94,7 @@ def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_f
 
 @pytest.mark.parametrize("way", ["needs_a_bigger_gpu", "needs_a_bigger_gpu_in_old_words"])
 def test_f23_cuda_out_of_memory_is_not_tried_again(start, way):
-    search = start(ways=[way, "goes_on"], failures={"max_failures": 5})
+    search = start(ways=[way, "continues"], failures={"max_failures": 5})
     results = results_of(search)
 
     assert [status for status, _ in results] == ["ERROR", "TERMINATED"]
@@ -102,7 +102,7 @@ def test_f23_cuda_out_of_memory_is_not_tried_again(start, way):
     assert failed.kind == "cuda_memory"
     assert "out of GPU memory: not tried again" in failures_of(search, 0)
     assert "FailureConfig(retry_cuda_memory=True)" in results[0][1]
-    went_on(search, 1)
+    continued(search, 1)
 
 
 def test_f23_cuda_out_of_memory_is_tried_again_where_that_is_asked_for(start):
@@ -115,7 +115,7 @@ def test_f23_cuda_out_of_memory_is_tried_again_where_that_is_asked_for(start):
 
 
 def test_trials_beside_one_that_kills_its_forkserver_finish_where_no_loss_is_allowed(start):
-    ways = ["goes_on", "kills_its_forkserver", "goes_on"]
+    ways = ["continues", "kills_its_forkserver", "continues"]
     search = start(ways=ways, at_step=1, cpus=3, failures={"max_node_losses": 0})
     results = results_of(search)
 
@@ -123,14 +123,14 @@ def test_trials_beside_one_that_kills_its_forkserver_finish_where_no_loss_is_all
     assert "not counted, for other trials were there" in failures_of(search, 1)
     assert "while they ran it and no other trial: 1 (" in results[1][1]
     for number in (0, 2):
-        went_on(search, number)
+        continued(search, number)
 
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_others_finish(
     start, at
 ):
-    ways = ["goes_on"] * 4
+    ways = ["continues"] * 4
     ways[at] = "kills_its_node"
     search = start(ways=ways, at_step=1, cpus=4)
     results = results_of(search)
@@ -146,7 +146,7 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
     )
     assert "poison: " in results[at][1]
     for number in {0, 1, 2, 3} - {at}:
-        went_on(search, number)
+        continued(search, number)
     said = search.said.decode()
     assert "1 ERROR" in said
     assert "poison" in said
@@ -158,14 +158,14 @@ def test_f22_each_of_many_trials_that_kill_their_node_ends_by_its_budget_on_a_fa
     start, losses, poison
 ):
     # One slot: one after the other, more often in a row than a node may die for no reason.
-    ways = [*["kills_its_node"] * poison, "goes_on"]
+    ways = [*["kills_its_node"] * poison, "continues"]
     search = start(ways=ways, at_step=1, cpus=1, failures={"max_node_losses": losses})
     results = results_of(search)
 
     assert [status for status, _ in results] == [*["ERROR"] * poison, "TERMINATED"]
     assert len(search.all_of(m.NodeLost)) == poison * (losses + 1) > 6
     assert all("poison: " in error for _, error in results[:-1])
-    went_on(search, poison)
+    continued(search, poison)
 
 
 def test_f22_a_node_on_which_every_trial_dies_is_rested_and_the_search_ends_all_the_same(start):

@@ -38,7 +38,7 @@ def once_each(steps: int) -> list[int]:
 
 @pytest.mark.parity(70, 71)
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
+def test_f02_a_killed_trial_continues_from_its_last_checkpoint_and_no_other_notices(start, kind):
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1, gate=7)
     killed = search.wait_for_step(1, step=8)
     search.wait_for(m.ResultReported, trial=search.trial(1), step=7)
@@ -87,7 +87,7 @@ def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_si
     search.leaves_nothing()
 
 
-def test_trial_whose_forkserver_is_killed_goes_on_although_no_failure_is_allowed(start):
+def test_trial_whose_forkserver_is_killed_continues_although_no_failure_is_allowed(start):
     search = start(trials=2, steps=12, save_every=3, max_failures=0, gate=7)
     for number in range(2):
         search.wait_for_step(number, step=8)

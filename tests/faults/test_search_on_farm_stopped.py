@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.slow]
 
 
-def test_f02_search_whose_process_is_stopped_goes_on_in_another_one(tmp_path: Path) -> None:
+def test_f02_search_whose_process_is_stopped_continues_in_another_one(tmp_path: Path) -> None:
     with farm_service(tmp_path) as farm:
         farm.add_worker("one")
         farm.has_nodes("one")

@@ -47,7 +47,7 @@ def all_is_recorded(search: RunningSearch, trials: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(start, kind):
+def test_nothing_of_a_killed_node_runs_on_and_the_search_continues_with_a_new_one(start, kind):
     search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2, gate=6)
     for number in range(2):
         search.wait_for_step(number, step=7)

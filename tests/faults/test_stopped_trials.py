@@ -81,4 +81,4 @@ def test_f03_a_script_killed_while_trials_clean_up_is_restored_to_their_last_res
     os.kill(search.process.pid, signal.SIGKILL)
     search.process.wait()
     search.leaves_nothing()
-    check(run(way="goes_on", last=last), expected)
+    check(run(way="continues", last=last), expected)

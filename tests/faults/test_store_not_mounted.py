@@ -62,7 +62,7 @@ def farm(tmp_path: Path) -> Iterator[tuple[FarmService, Elsewhere, Path]]:
         yield service, elsewhere, store
 
 
-def test_trial_waits_where_the_store_is_not_mounted_and_goes_on_when_it_is(farm):
+def test_trial_waits_where_the_store_is_not_mounted_and_continues_when_it_is(farm):
     service, elsewhere, store = farm
     service.submit(Search(name="first", trials=10, steps=2, failures=0))
     # The other node does the rest.

@@ -95,7 +95,7 @@ def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, dam
 
     (text,) = told
     assert KEY in text
-    assert "goes on from the one before" in text
+    assert "continues from the one before" in text
     runner.handle(m.ExperimentResumed(2, 0.0))
     assert not runner.live["t_00000"].has_checkpoint
     assert not runner.uploading

@@ -348,7 +348,7 @@ def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read
     assert steps == list(range(1, 101))
 
 
-def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_twice(farm, node):
+def test_f03_the_next_scheduler_continues_with_what_nodes_host_and_reads_nothing_twice(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)
     node.send_registration()
@@ -436,7 +436,7 @@ def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
 
 
 @pytest.mark.parity(134)
-def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
+def test_while_redis_is_away_a_person_is_told_and_the_loop_continues(farm):
     executor = CeleryTrialExecutor(farm.url, term=1)
     executor.open(PLAN)
     farm.stop()

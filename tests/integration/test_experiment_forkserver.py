@@ -324,7 +324,9 @@ def test_an_interpreter_that_says_nonsense_harms_nobody_else(begin, usual, tmp_p
     assert f"{python} is no interpreter with TuneMQ" in experiment.said()
 
 
-def test_a_forkserver_that_has_no_descriptor_left_refuses_and_goes_on(begin, forkservers, tmp_path):
+def test_a_forkserver_that_has_no_descriptor_left_refuses_and_continues(
+    begin, forkservers, tmp_path
+):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -n 20\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

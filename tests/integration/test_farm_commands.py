@@ -103,7 +103,7 @@ def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(api, tune
     assert told == {"name": told["name"], "id": api.queue.get(told["name"]).id, "ahead": 0}
 
 
-def test_submit_shows_the_progress_until_it_is_over(api, tunemq):
+def test_submit_shows_the_progress_until_it_has_ended(api, tunemq):
     def live():
         eventually(lambda: api.queue.get("exp"))
         api.run("exp")
@@ -112,7 +112,7 @@ def test_submit_shows_the_progress_until_it_is_over(api, tunemq):
         eventually(lambda: "trial 1" in log.read_text())
         with log.open("a") as file:
             file.write("trial 1 is over\n")
-        api.end("exp", State.FINISHED, "8 trials are over")
+        api.end("exp", State.FINISHED, "8 trials have ended")
 
     living = threading.Thread(target=live)
     living.start()
@@ -120,7 +120,7 @@ def test_submit_shows_the_progress_until_it_is_over(api, tunemq):
     living.join()
 
     assert out == "trial 1 runs\ntrial 1 is over\n"
-    assert "exp is FINISHED: 8 trials are over" in tunemq.err
+    assert "exp is FINISHED: 8 trials have ended" in tunemq.err
 
 
 def test_submit_ends_with_1_where_the_experiment_fails(api, tunemq):
@@ -225,7 +225,7 @@ def test_each_change_is_told_in_a_line_and_in_json(queued, tunemq):
     assert tunemq("resume", "exp") == "exp is queued again\n"
     queued.run("exp")
     assert "aaaaa_00001 is being stopped" in tunemq("stop", "exp/aaaaa_00001")
-    assert tunemq("retry", "exp", "aaaaa_00001") == "goes on\n"
+    assert tunemq("retry", "exp", "aaaaa_00001") == "continues\n"
     told = as_json(tunemq("stop", "exp", "--json"))
     assert told == {
         "text": "exp is being stopped; what its trials have is saved first",

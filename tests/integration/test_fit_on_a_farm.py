@@ -82,7 +82,7 @@ def test_an_attached_search_shows_its_progress_and_returns_its_results(api, serv
         identity = read_header(api.folder / "exp" / FILE_NAME).experiment_id[:5]
         with api.lock:
             api.queue._put(msgspec.structs.replace(api.queue.get("exp"), id=identity))
-        (api.folder / "exp.log").write_text("2 trials are over\n")
+        (api.folder / "exp.log").write_text("2 trials have ended\n")
         api.end("exp", State.FINISHED)
 
     living = threading.Thread(target=live)
@@ -90,7 +90,7 @@ def test_an_attached_search_shows_its_progress_and_returns_its_results(api, serv
     results = tuner().fit(address=server.url)
     living.join()
 
-    assert "2 trials are over" in capsys.readouterr().out
+    assert "2 trials have ended" in capsys.readouterr().out
     assert results.get_best_result().config == {"x": 1}
 
 

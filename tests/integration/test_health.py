@@ -90,7 +90,7 @@ def test_a_worker_says_that_it_is_ready_as_long_as_it_is_and_that_it_stops(worke
     assert not worker.file.exists()
 
 
-def test_a_worker_that_hangs_is_found_and_one_that_goes_on_is_well(worker, manager):
+def test_a_worker_that_hangs_is_found_and_one_that_continues_is_well(worker, manager):
     becomes(0, worker.file, "--ready")
     eventually(lambda: "READY=1" in manager.lines())
     worker.send(signal.SIGSTOP)
@@ -134,7 +134,7 @@ def test_a_worker_whose_redis_hangs_is_alive_and_not_ready(worker, server):
     becomes(0, worker.file, "--ready")
 
 
-def test_a_worker_that_was_fenced_goes_on_speaking_and_does_not_say_that_it_stops(
+def test_a_worker_that_was_fenced_continues_speaking_and_does_not_say_that_it_stops(
     worker, manager, scheduler
 ):
     becomes(0, worker.file, "--ready")

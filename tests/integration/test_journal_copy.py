@@ -382,7 +382,7 @@ def test_a_store_that_is_away_stops_nobody_and_is_told_once(
         server.start()
         is_copied(copied)
         eventually(lambda: notices.extend(copied.notices()) or len(notices) > 1)
-        assert notices[1:] == ["the copy of the journal goes on"]
+        assert notices[1:] == ["the copy of the journal continues"]
         assert copied.close(within_s=60)
         assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == len(TURNS) + 1
 

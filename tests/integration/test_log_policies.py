@@ -93,7 +93,7 @@ def test_f23_what_trials_print_decides_what_follows_from_their_failures(farm: An
     told: list[str] = []
     results = fit(
         train,
-        {"way": tune.grid_search(["bad_node", "asserts", "goes_on"])},
+        {"way": tune.grid_search(["bad_node", "asserts", "continues"])},
         max_failures=5,
         log_policies=POLICIES,
         progress_reporter=Listener(told),

@@ -278,7 +278,7 @@ def test_trial_that_names_a_false_size_of_its_checkpoint_fails(node, scheduler, 
     assert "has 1 bytes, and its trial's process said 200000000000." in failed.error
 
 
-def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_committed(
+def test_uploads_continue_when_the_trial_is_over_and_a_new_node_reuses_what_is_committed(
     server, scheduler, store, minio, tmp_path
 ):
     node = Node(server, scheduler, tmp_path / "node")

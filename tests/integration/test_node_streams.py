@@ -120,7 +120,7 @@ def test_after_a_wipe_each_stream_is_sent_again_from_where_it_is_journalled(node
     assert one.batches() == []
 
 
-def test_numbers_go_on_when_an_experiment_comes_back_to_a_node_that_had_forgotten_it(
+def test_numbers_continue_when_an_experiment_comes_back_to_a_node_that_had_forgotten_it(
     node, one, two
 ):
     one.assign(node.instance_id, order("a", one.start(three_results)))

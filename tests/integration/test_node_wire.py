@@ -93,7 +93,7 @@ def turn_until(
     eventually(lambda: (turn(transport, *experiments), condition())[1], message=message)
 
 
-def goes_on(one: Experiment, transport: NodeTransport, *others: Experiment) -> None:
+def continues(one: Experiment, transport: NodeTransport, *others: Experiment) -> None:
     """Wait until the trial reports again, in the process in which it began."""
     before, changes, (pid,) = one.results, one.changes, set(one.pids)
     turn_until(lambda: one.results > before + 10, transport, one, *others)
@@ -147,7 +147,7 @@ def test_when_one_deregisters_the_other_does_not_notice(both, transport, node, s
     one, two = both
     (pid,) = one.pids
     one.client.close()
-    goes_on(two, transport)
+    continues(two, transport)
 
     turn_until(lambda: not is_alive(pid), transport, two)
     assert server.client.ttl(one.key) > 0
@@ -158,7 +158,7 @@ def test_when_one_deregisters_the_other_does_not_notice(both, transport, node, s
     assert server.client.hexists(reply, names.acknowledged_up_to(two.key))
 
 
-def test_who_comes_late_finds_the_node_and_whose_trials_run_there_go_on(
+def test_who_comes_late_finds_the_node_and_whose_trials_run_there_continue(
     both, transport, node, schedulers, server, tmp_path
 ):
     late = Experiment(transport, "late", Scheduler(server, tmp_path, "late"))
@@ -167,7 +167,7 @@ def test_who_comes_late_finds_the_node_and_whose_trials_run_there_go_on(
     late.start(node.instance_id)
     turn_until(lambda: late.results, transport, late, *both, message=node.log)
     for one in both:
-        goes_on(one, transport, late)
+        continues(one, transport, late)
     assert {read_event.trial for read_event in late.told(m.ResultReported)} == {"late"}
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
     node.process.send_signal(SIGCONT)
     # From now on the first client takes no turn, so it does not read that the node is back.
     turn_until(lambda: two.told(m.NodeReturned), transport, two)
-    goes_on(two, transport)
+    continues(two, transport)
     desired_state = transport._registry.nodes[node.instance_id].desired_state
     turn_until(lambda: desired_state.is_confirmed, transport, two)
     assert is_alive(one.pids[0])
@@ -190,10 +190,10 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
     turn(transport, one)
     assert one.changes == [m.NodeJoined, m.NodeLost, m.NodeReturned]
     for each in (one, two):
-        goes_on(each, transport, one, two)
+        continues(each, transport, one, two)
 
 
-def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, transport, node):
+def test_hosts_of_one_that_is_away_for_a_while_continue_until_it_is_back(both, transport, node):
     one, two = both
     one.client.leave()
     two.client.orders(node.instance_id).put(m.TrialOrder("two", 1, TO_THE_END, stop=True))
@@ -204,7 +204,7 @@ def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, tran
     joined = one.told(m.NodeJoined)
     one.client.reattach(joined, [], one.acknowledged)
     one.start(node.instance_id)
-    goes_on(one, transport, two)
+    continues(one, transport, two)
     assert [read_event.first for read_event in one.told(m.BatchRead)][:1] == [1]
 
 
@@ -220,7 +220,7 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
         two.begin_on(successor)
         two.client.reattach(two.told(m.NodeJoined), [], two.acknowledged)
         two.start(node.instance_id)
-        goes_on(two, successor)
+        continues(two, successor)
         desired_state = successor._registry.nodes[node.instance_id].desired_state
         turn_until(lambda: desired_state.version and desired_state.is_confirmed, successor, two)
         assert is_alive(one.pids[0])
@@ -228,7 +228,7 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
         one.begin_on(successor)
         one.client.close()
         turn_until(lambda: not is_alive(one.pids[0]), successor, two)
-        goes_on(two, successor)
+        continues(two, successor)
 
 
 def test_a_node_that_is_to_retire_takes_its_leave(both, transport, node):
@@ -310,7 +310,7 @@ def test_a_deregistration_while_redis_is_away_is_said_when_it_is_back(
     one.client.close()
     server.start()
     turn_until(lambda: not is_alive(pid), transport, two, message=node.log)
-    goes_on(two, transport)
+    continues(two, transport)
     assert not server.client.exists(one.key)
 
 

@@ -121,7 +121,9 @@ def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given
     supervisor.is_stingy = False
     supervisor.until(lambda: connection.usage.held)
     supervisor.is_stingy = True
-    farm.open_gate(19)  # they go on, and none of them ends before it has to give back what it has
+    farm.open_gate(
+        19
+    )  # they continue, and none of them ends before it has to give back what it has
     supervisor.until(lambda: not connection.usage.held)
     waits = supervisor.answer(r.ExplainTrial("ab12c_00001"))
     assert isinstance(waits, r.TrialExplanation)
@@ -178,7 +180,7 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
     process_exit = supervisor.ends()
     assert process_exit.outcome is ExperimentOutcome.DIED
     assert "SIGKILL" in process_exit.text
-    farm.open_gate(12)  # trials go on
+    farm.open_gate(12)  # trials continue
     supervisor.until(lambda: sum(len(done) >= 12 for done in farm.steps().values()) == 2)
     again = msgspec.structs.replace(wanted, events_key=connection.events_key)
     supervisor.start(again, farm.results / "search")
@@ -188,7 +190,7 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
     assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
 
 
-def test_a_search_goes_on_when_what_it_was_forked_from_is_killed(farm, supervisor):
+def test_a_search_continues_when_what_it_was_forked_from_is_killed(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=20, gate=5)
     connection = supervisor.start(wanted, farm.results / "search")
@@ -281,9 +283,9 @@ import os, time
 import tunemq as tune
 
 def objective(config):
-    if config["x"] == 1 and not os.path.exists({str(farm.folder / "mended")!r}):
+    if config["x"] == 1 and not os.path.exists({str(farm.folder / "fixed")!r}):
         raise ValueError("broken")
-    while config["x"] == 2 and not os.path.exists({str(farm.folder / "mended")!r}):
+    while config["x"] == 2 and not os.path.exists({str(farm.folder / "fixed")!r}):
         time.sleep(0.05)
     tune.report({{"score": 1}})
 
@@ -292,17 +294,17 @@ tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
     )
     connection = supervisor.start(job(farm, str(path)), farm.results / "search")
     supervisor.until(lambda: connection.status is not None and connection.status.counts["ERROR"])
-    (farm.folder / "mended").touch()
+    (farm.folder / "fixed").touch()
     assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00000")), RequestDone)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     assert connection.status is not None
     assert connection.status.counts["TERMINATED"] == 2
     # The next process of a finished search does it, too: once, however often it starts.
-    (farm.folder / "mended").unlink()
+    (farm.folder / "fixed").unlink()
     again = msgspec.structs.replace(job(farm, str(path)), name="other", prefix="cd34e")
     connection = supervisor.start(again, farm.results / "other")
     supervisor.until(lambda: connection.status is not None and connection.status.counts["ERROR"])
-    (farm.folder / "mended").touch()
+    (farm.folder / "fixed").touch()
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     retried = msgspec.structs.replace(again, retry="cd34e_00000")
     for _ in range(2):
@@ -378,4 +380,4 @@ def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, s
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
     supervisor.start(other, farm.results / "search")
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
-    assert list(supervisor.nodes) == [node], "the node went on"
+    assert list(supervisor.nodes) == [node], "the node continued"

@@ -140,7 +140,7 @@ class LearnsAsDict(Learns):
 
 @pytest.mark.parity(101, 171)
 @pytest.mark.parametrize("kind", [Learns, LearnsAsDict])
-def test_a_class_that_failed_goes_on_from_its_checkpoint_with_its_counts(kind, space):
+def test_a_class_that_failed_continues_from_its_checkpoint_with_its_counts(kind, space):
     (result,) = fit(
         kind, space, max_failures=1, checkpoint_frequency=2, stop={"training_iteration": 8}
     )

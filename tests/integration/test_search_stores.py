@@ -96,7 +96,9 @@ def test_the_results_of_checkpoints_are_read_here_or_else_in_the_bucket(minio, b
     assert steps() == [1, 2]
 
 
-def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_is_over(minio, bucket):
+def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_has_ended(
+    minio, bucket
+):
     results = fit(train, name="mine", storage_path=f"s3://{bucket}/searches")
 
     folder = Path(results.experiment_path)
@@ -127,7 +129,7 @@ def test_an_unchanged_file_is_in_the_bucket_once(minio, bucket):
 
 
 @pytest.mark.parity(107, 108, 111)
-def test_what_is_not_kept_is_gone_from_the_bucket_when_the_search_is_over(minio, bucket):
+def test_what_is_not_kept_is_gone_from_the_bucket_when_the_search_has_ended(minio, bucket):
     (result,) = fit(
         train,
         storage_path=f"s3://{bucket}/searches",
@@ -157,7 +159,7 @@ def test_of_all_trials_together_only_the_best_are_kept(minio, bucket):
 
 @pytest.mark.parity(70, 71)
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_a_trial_that_failed_goes_on_from_its_newest_checkpoint(minio, bucket, tmp_path, how):
+def test_a_trial_that_failed_continues_from_its_newest_checkpoint(minio, bucket, tmp_path, how):
     space = {"marker": str(tmp_path / "failed"), "how": how}
     (result,) = fit(train, space, max_failures=1, storage_path=f"s3://{bucket}/searches")
 
@@ -288,7 +290,7 @@ class TakesTurns(tune.schedulers.TrialScheduler):
 
 
 @pytest.mark.parity(68, 130, 140)
-def test_paused_trials_give_way_to_others_and_go_on_with_nothing_lost(
+def test_paused_trials_give_way_to_others_and_continue_with_nothing_lost(
     storage, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TUNEMQ_CPUS", "1")

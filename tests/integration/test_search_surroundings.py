@@ -235,7 +235,7 @@ def test_a_trial_may_leave_a_core_file_where_that_is_asked_for():
     assert result.metrics["core"] == [most, most]
 
 
-def test_children_that_a_trial_forgets_are_gone_when_it_is_over():
+def test_children_that_a_trial_forgets_are_gone_when_it_has_ended():
     def train(config):
         import subprocess
 

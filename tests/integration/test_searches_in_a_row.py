@@ -65,7 +65,7 @@ def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
     assert len(warm_farms._idle) == 1
     assert min(took[1:]) < 2.0  # 0.02 s on an idle machine
     (farm,) = warm_farms._idle
-    eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
+    eventually(lambda: not reply_of(farm), message="the node remembers searches that have ended")
 
 
 class Breaks(Callback):
@@ -85,7 +85,7 @@ def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
     assert time.perf_counter() - started < 20.0  # 0.02 s on an idle machine
     assert len(results_of(grid[0])) == 3
     assert warm_farms._idle == [farm]
-    eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
+    eventually(lambda: not reply_of(farm), message="the node remembers searches that have ended")
 
 
 def test_what_a_node_warns_of_is_shown_at_the_terminal(tmp_path, capfd):

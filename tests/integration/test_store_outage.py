@@ -93,7 +93,7 @@ def test_store_away_shows_in_metrics_and_why_until_it_is_back(
     )
 
 
-def test_submit_says_that_the_store_is_away_and_goes_on_when_it_is_back(
+def test_submit_says_that_the_store_is_away_and_continues_when_it_is_back(
     farm: tuple[FarmService, ObjectServer],
 ):
     service, server = farm

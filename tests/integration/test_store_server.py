@@ -207,9 +207,9 @@ def test_store_serve_with_an_incomplete_upload_it_cannot_remove_names_the_file(t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--listen", "7380"], "--listen '7380' is not usable; give HOST:PORT"),
-        (["--listen", "::1:7380"], "is not usable; give HOST:PORT"),
-        (["--listen", "host:70000"], "is not usable; give HOST:PORT"),
+        (["--listen", "7380"], "--listen '7380' is invalid; give HOST:PORT"),
+        (["--listen", "::1:7380"], "is invalid; give HOST:PORT"),
+        (["--listen", "host:70000"], "is invalid; give HOST:PORT"),
         (["--keys", "/dev/null"], "may read the keys in /dev/null: chmod 600"),
         (["--keys", "/proc/keys-of-mine"], "cannot write the keys to /proc/keys-of-mine"),
         (["--cert", "/etc/hostname"], "--cert and --key belong together; give both"),

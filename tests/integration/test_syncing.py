@@ -128,7 +128,7 @@ def test_a_sync_outlasts_a_store_that_is_away(
 
 
 @pytest.mark.parity(148, 151)
-def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_mends_it(
+def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_fixes_it(
     server: ObjectServer, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = server.address(server.create_bucket(), "e")

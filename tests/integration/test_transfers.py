@@ -283,7 +283,7 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
             node.close()
 
 
-def test_an_upload_can_be_called_off_while_it_goes_on(node, tmp_path, minio, bucket):
+def test_an_upload_can_be_called_off_while_it_continues(node, tmp_path, minio, bucket):
     source = tmp_path / "source"
     source.mkdir()
     (source / "model.bin").write_bytes(os.urandom(LARGE))
@@ -363,7 +363,7 @@ def test_what_is_damaged_in_the_cache_is_not_uploaded(node, source, minio, bucke
     assert f"runs/one/{KEY}/manifest.json" not in objects(minio, bucket)
 
 
-def test_a_store_that_refuses_is_told_and_tried_again_until_somebody_has_mended_it(
+def test_a_store_that_refuses_is_told_and_tried_again_until_somebody_has_fixed_it(
     node, source, minio
 ):
     node.write(source)

@@ -353,7 +353,9 @@ def test_a_host_writes_into_a_local_store_itself(serve):
 
 
 @pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])
-def test_a_host_goes_on_from_the_newest_whole_checkpoint_and_tells_of_the_damaged_one(serve, store):
+def test_a_host_continues_from_the_newest_whole_checkpoint_and_tells_of_the_damaged_one(
+    serve, store
+):
     server = serve()
     more = {} if store is None else {"store": store}
     first = server.start(count_with_checkpoints, **more)

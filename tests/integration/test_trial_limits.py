@@ -242,7 +242,7 @@ def stalls_behind_its_horizon(config):
     time.sleep(600)
 
 
-def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
+def test_a_trial_that_was_told_to_continue_and_does_not_has_its_time_from_then(node, scheduler):
     start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimitSpec(step_s=SHORT_S))
     scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)

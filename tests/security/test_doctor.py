@@ -70,7 +70,7 @@ def test_the_page_says_what_each_check_means(farm: ExaminedFarm):
     assert not [check for check in checks | {"redis", "store"} if f"`{check}`" not in section]
 
 
-def test_a_person_reads_what_is_wrong_and_how_to_mend_it(farm: ExaminedFarm):
+def test_a_person_reads_what_is_wrong_and_how_to_fix_it(farm: ExaminedFarm):
     with farm.redis_says("maxmemory-policy", "allkeys-lru"):
         done = farm.doctor()
     assert done.returncode == 1
@@ -139,7 +139,7 @@ def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
     text = shown(
         [
             ok("a", "fine"),
-            problem("bb", "it is broken", "mend it"),
+            problem("bb", "it is broken", "fix it"),
             warning("a", "it creaks", "oil it"),
             ok("c", "good"),
         ]
@@ -150,7 +150,7 @@ def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
         "         fix: oil it",
         "problem  bb",
         "         it is broken",
-        "         fix: mend it",
+        "         fix: fix it",
         "ok       c   good",
         "3 checks: 1 problem, 1 warning.",
     ]

@@ -120,7 +120,7 @@ def test_tuner_fit_on_a_farm_with_keys_signs_with_the_file_of_the_variable(keyed
         tuner.fit(address=keyed.farm.url, detached=True)
 
 
-def test_farm_without_keys_gets_them_by_a_restart_and_its_search_goes_on(tmp_path, monkeypatch):
+def test_farm_without_keys_gets_them_by_a_restart_and_its_search_continues(tmp_path, monkeypatch):
     folder = key_folder(tmp_path / "keys")
     (tmp_path / "farm").mkdir()
     with farm_service(tmp_path / "farm") as farm:

@@ -144,8 +144,8 @@ def test_s02_a_worker_believes_no_forged_reply(worker):
     lose_stream(scheduler)
     eventually(lambda: len(scheduler.events()) > before, within=60, message=lambda: worker.said)
     assert worker.process.poll() is None
-    scheduler.reply(instance_id, "f", "it is over")
-    worker.says("The farm went on without this node (it is over).", within=60)
+    scheduler.reply(instance_id, "f", "it has ended")
+    worker.says("The farm continued without this node (it has ended).", within=60)
 
 
 def test_s02_a_worker_without_keys_and_a_scheduler_with_keys_say_so(server, tmp_path):

@@ -289,7 +289,7 @@ def test_s02_a_forged_announcement_leads_nobody_to_another_store(api, ada, serve
         ada.farm()
 
 
-def test_keys_are_changed_while_requests_go_on_and_none_is_refused(api, server, keys):
+def test_keys_are_changed_while_requests_continue_and_none_is_refused(api, server, keys):
     is_over, errors, asked = threading.Event(), [], []
     clients: dict[str, FarmClient] = {}
 

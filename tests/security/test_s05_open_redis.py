@@ -220,7 +220,7 @@ def test_s05_beside_an_open_redis_a_scheduler_sees_that_others_reach_it(
 def test_s05_an_open_redis_that_only_this_machine_reaches_is_used(network: Network):
     url = f"redis://127.0.0.1:{network.published_port}/0"
     said = network.starts_beside("scheduler", url, says="Serving the farm")
-    assert "To mend it" not in said
+    assert "To fix it" not in said
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
@@ -248,7 +248,7 @@ def test_s05_told_to_be_insecure_they_start_and_say_what_is_wrong(
 def test_s05_over_tls_as_their_own_users_they_start(network: Network, command: str, says: str):
     query = f"?ssl_ca_certs={network.certificates / 'ca.crt'}"
     said = network.starts(command, network.url(_TLS, command, query=query, tls=True), says=says)
-    assert "To mend it" not in said
+    assert "To fix it" not in said
 
 
 def test_s05_a_server_with_anothers_certificate_is_not_talked_to(network: Network, tmp_path: Path):

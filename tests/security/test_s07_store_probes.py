@@ -188,7 +188,7 @@ def test_s07_no_scheduler_starts_on_a_store_that_others_can_use(
         scheduler = farm.start_scheduler(*store, variables=environ)
         assert scheduler.wait(60) == 64, farm.said()
         assert said in farm.said()
-        assert "To mend it" in farm.said()
+        assert "To fix it" in farm.said()
         assert "Serving the farm" not in farm.said()
         assert environ["AWS_SECRET_ACCESS_KEY"] not in farm.said() or plant == "default keys"
         farm.start_scheduler(*store, "--insecure", variables=environ)

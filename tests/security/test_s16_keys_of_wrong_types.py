@@ -99,7 +99,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[FarmWithRoles]:
 
 
 @pytest.mark.parametrize("pattern", OF_NODES)
-def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, tmp_path, pattern):
+def test_s16_search_whose_key_gets_another_type_continues_and_loses_nothing(own, tmp_path, pattern):
     run = ChainRun(own, tmp_path, steps=100, gate=20)
     run.wait_for_step(3)
     client = own.server.client
@@ -108,7 +108,7 @@ def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, t
         for key in keys or [redis_keys.queue(registration(client)).encode()]:
             put(client, key.decode(), kind)
         run.open_gate(40 + 20 * count)
-        print(pattern, kind, run.goes_on(time.monotonic(), within=BACK_S))
+        print(pattern, kind, run.continues(time.monotonic(), within=BACK_S))
     run.open_gate(100)
     run.ends()
     rejected = {entry["object"] for entry in client.acl_log()}
@@ -129,7 +129,7 @@ def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp
         worker.delete(one)
         worker.set(one, "x")
         run.open_gate(gate)
-        run.goes_on(time.monotonic(), within=BACK_S)
+        run.continues(time.monotonic(), within=BACK_S)
     run.open_gate(60)
     run.ends()
     worker.close()

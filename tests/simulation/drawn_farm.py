@@ -440,7 +440,7 @@ class Farm(RuleBasedStateMachine):
 
     def settle(self) -> None:
         self.tell(m.SearchExhausted())
-        self.tell(m.StopRequested(None, "the test is over"))
+        self.tell(m.StopRequested(None, "the test has ended"))
         while self.uploading() or any(node.events for node in self.nodes):
             self.read_everything()
             if self.uploading():

@@ -148,7 +148,7 @@ class FatedProcesses(SimulatedTrialProcesses):
             kwargs["seed"],
             at=self._time.after,
             report=self._report,
-            on_slot_free=self._go_on_saving,
+            on_slot_free=self._continue_saving,
             on_given_up=self._give_up,
             store=kwargs["store"],
         )

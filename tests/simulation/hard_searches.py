@@ -494,7 +494,7 @@ class HardSearch:
                 return
             places = self._places(trial.resources, trial.excluded)
             if places and not runner.counts[RUNNING]:  # else running trials use the room
-                self._break(f"{trial.trial_id} ({trial.status}) could go on on {places}: {said}")
+                self._break(f"{trial.trial_id} ({trial.status}) could continue on {places}: {said}")
             words = [*self.status_reporter._reasons(trial), *said]
             if not said or any("offered next" in one for one in words):
                 self._break(f"{trial.trial_id} ({trial.status}) waits, and is told: {words}")

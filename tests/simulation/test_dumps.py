@@ -50,7 +50,7 @@ def resumed(
 @pytest.mark.parity(118, 120)
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("make", [FIFOScheduler, asha, PausingScheduler])
-def test_a_state_read_again_at_any_entry_goes_on_to_the_same_end(make, limits) -> None:
+def test_a_state_read_again_at_any_entry_continues_to_the_same_end(make, limits) -> None:
     for seed in range(SEEDS):
         search, journal_records = entries_of(make, seed, limits)
         undisturbed, chance = comparable(search.replayed()), random.Random(seed)

@@ -50,7 +50,7 @@ def test_an_undisturbed_search_comes_to_what_is_expected_of_all_others() -> None
         assert search.results() == search.expected() or not search.is_exact
 
 
-def test_f01_f11_nodes_die_and_their_trials_go_on_elsewhere() -> None:
+def test_f01_f11_nodes_die_and_their_trials_continue_elsewhere() -> None:
     assert seen(searches("f01_nodes_die"))["NodeLost"] > SEEDS
 
 
@@ -82,7 +82,7 @@ def test_f06_the_wire_is_wiped_and_nothing_is_missing() -> None:
     assert all(search.farm.generation for search in searches("f06_wipes"))
 
 
-def test_f08_f11_nodes_are_cut_off_and_go_on_with_what_nobody_took_over() -> None:
+def test_f08_f11_nodes_are_cut_off_and_continue_with_what_nobody_took_over() -> None:
     found = searches("f08_cut_off")
     counted = seen(found)
     assert counted["NodeReturned"] > SEEDS
@@ -125,7 +125,7 @@ def test_f15_wrong_clocks_change_no_result_and_no_decision() -> None:
     assert len(searches("f15_clocks")) == SEEDS
 
 
-def test_f22_trials_that_fail_too_often_end_and_go_on_if_that_is_wanted() -> None:
+def test_f22_trials_that_fail_too_often_end_and_continue_if_that_is_wanted() -> None:
     found = searches("f22_poison")
     assert any(search._runner.counts["ERROR"] for search in found)
     assert any(
@@ -135,7 +135,7 @@ def test_f22_trials_that_fail_too_often_end_and_go_on_if_that_is_wanted() -> Non
     )
 
 
-def test_f23_on_devices_that_are_withheld_nothing_begins_and_what_is_there_goes_on() -> None:
+def test_f23_on_devices_that_are_withheld_nothing_begins_and_what_is_there_continues() -> None:
     found = searches("f23_bad_devices")
     assert seen(found)["DevicesWithheld"] > 5 * SEEDS
     placements = [search._runner.placement for search in found]

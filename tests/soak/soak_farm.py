@@ -386,7 +386,7 @@ class SoakFarm:
                 "redis",
                 {
                     "kill": (self.redis.kill, self.redis.start),
-                    "stop": (self._stop_redis, self._go_on_redis),
+                    "stop": (self._stop_redis, self._continue_redis),
                     "wipe": (self._wipe_redis, self.redis.start),
                     "cut": (self._cut_redis, self._heal_redis),
                 },
@@ -435,7 +435,7 @@ class SoakFarm:
         assert self.redis.process is not None
         self.redis.process.send_signal(signal.SIGSTOP)
 
-    def _go_on_redis(self) -> None:
+    def _continue_redis(self) -> None:
         assert self.redis.process is not None
         self.redis.process.send_signal(signal.SIGCONT)
 

@@ -255,7 +255,9 @@ class JournalAuditor:
             self._broken("I5", command.trial, f"it has several with parts: {command.devices}")
         for ref in command.restore:
             if self._store is not None and ref.sha256 and not self._store.has(ref.key):
-                self._broken("I7", command.trial, f"it is to go on from {ref.key}, which is gone")
+                self._broken(
+                    "I7", command.trial, f"it is to continue from {ref.key}, which is gone"
+                )
 
     def _removed(self, command: c.DeleteCheckpoint) -> None:
         self._has_removed = True

@@ -103,7 +103,7 @@ class SimulatedTrialProcesses:
             seed,
             at=time.after,
             report=report,
-            on_slot_free=self._go_on_saving,
+            on_slot_free=self._continue_saving,
             on_given_up=self._give_up,
             store=store,
         )
@@ -237,7 +237,7 @@ class SimulatedTrialProcesses:
             events.append(self._checkpoint(process))
         self._finish_step(process, done, events)
 
-    def _go_on_saving(self, trial: str, node: str) -> None:
+    def _continue_saving(self, trial: str, node: str) -> None:
         """Continue a save: the trial's upload queue has room for one more checkpoint."""
         process = self._saving.get((trial, node))
         if process is not None and process.alive and process.unsaved is not None:

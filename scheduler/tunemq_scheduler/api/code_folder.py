@@ -42,7 +42,7 @@ def script_name(given: str) -> ScriptReference:
     if not path.endswith(".py"):
         raise ConfigError(f"{path} is no Python script; its name must end in .py.")
     if not name.isidentifier():
-        raise ConfigError(f"{given!r} is not usable: write SCRIPT:NAME, with the name of a Tuner.")
+        raise ConfigError(f"{given!r} is invalid: write SCRIPT:NAME, with the name of a Tuner.")
     return ScriptReference(Path(path).absolute(), name)
 
 

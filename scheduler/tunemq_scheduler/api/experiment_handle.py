@@ -132,7 +132,9 @@ class ExperimentHandle:
                     client, self.name, show=_show if shows else lambda _data: None, tell=_tell
                 )
         except KeyboardInterrupt:
-            _tell(f"{self.name} goes on without this script; stop it with: tunemq stop {self.name}")
+            _tell(
+                f"{self.name} continues without this script; stop it with: tunemq stop {self.name}"
+            )
             raise
         if page.state is ExperimentState.FAILED:
             raise TuneError(f"{self.name} failed: {page.reason}")

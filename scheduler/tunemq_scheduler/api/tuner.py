@@ -292,5 +292,5 @@ def _given(name: str, config: Any, kind: type[Any]) -> Any:
     if config is None:
         return kind()
     if not isinstance(config, kind):
-        raise ConfigError(f"Tuner({name}={config!r}) is not usable: give a {kind.__name__}.")
+        raise ConfigError(f"Tuner({name}={config!r}) is invalid: give a {kind.__name__}.")
     return config

@@ -75,7 +75,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "it is damaged. The search may be running."
         ),
     )
-    mend = add(
+    fix = add(
         "salvage",
         salvage_journal,
         "write the readable part of a damaged journal into a new one",
@@ -87,11 +87,11 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     where = "the experiment's folder, or its journal"
     for parser in (show, check):
         parser.add_argument("path", help=f"{where}, or the address of its store")
-    mend.add_argument("path", help=where)
+    fix.add_argument("path", help=where)
     show.add_argument("--trial", metavar="ID", help="only events of this trial")
     show.add_argument("--tail", metavar="N", type=_count, help="only the last N lines")
     show.add_argument("--json", action="store_true", help="print a JSON object for each line")
-    mend.add_argument("--json", action="store_true", help="print a JSON object with the losses")
+    fix.add_argument("--json", action="store_true", help="print a JSON object with the losses")
 
 
 # --- show -----------------------------------------------------------------------------------------

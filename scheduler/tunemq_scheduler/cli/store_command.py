@@ -106,7 +106,7 @@ def serve(options: argparse.Namespace) -> int:
     """Serve the folder until a signal or rclone's exit; returns the exit status.
 
     Raises:
-        ConfigError: The folder, the address, the certificate, the keys or rclone is not usable.
+        ConfigError: The folder, the address, the certificate, the keys or rclone is invalid.
         StoreError: The key file has no keys.
     """
     from tunemq_scheduler.farm.monitoring.listen_address import listener, parse_listen

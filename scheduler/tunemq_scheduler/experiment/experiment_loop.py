@@ -267,7 +267,9 @@ class ExperimentLoop:
                 break
         if since is not None:
             waited = time.monotonic() - since
-            self.dispatcher.notices(f"there is room again after {waited:.0f} s; the search goes on")
+            self.dispatcher.notices(
+                f"there is room again after {waited:.0f} s; the search continues"
+            )
 
     def _nodes_aside(self) -> set[str]:
         return {*self.runner.aside, *self.runner.alone}
@@ -426,7 +428,7 @@ class ExperimentLoop:
         scheduler = type(self.algorithms.scheduler).__name__
         raise SearchFailed(
             f"all {counts[PENDING] + counts[PAUSED]} trials that are not over are {first.status}, "
-            f"and {scheduler} lets none of them go on (choose_trial_to_run returned None)."
+            f"and {scheduler} lets none of them continue (choose_trial_to_run returned None)."
         )
 
     def _check_search_timeout(self) -> None:

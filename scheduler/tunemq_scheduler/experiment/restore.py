@@ -260,10 +260,10 @@ def _check_newest(address: str, folder: str) -> None:
         if not has_others(objects, Path(folder) / FILE_NAME, journal_signer()):
             return
         raise ConfigError(
-            f"the search at {without_settings(address)} went on elsewhere since it was left in "
+            f"the search at {without_settings(address)} continued elsewhere since it was left in "
             f"{folder} ({last_heard(objects, journal_signer())}); rename that folder, so that the "
-            "newest state is brought here, or restore the folder itself to go on from there, which "
-            "gives up what was done since."
+            "newest state is fetched, or restore the folder itself to continue from there, which "
+            "gives up everything since."
         )
 
 

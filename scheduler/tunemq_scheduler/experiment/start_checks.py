@@ -149,7 +149,7 @@ def _space(param_space: Any) -> dict[str, Any]:
         return {}
     if not isinstance(param_space, dict):
         raise ConfigError(
-            f"param_space={repr_of(param_space)} is not usable: give a dict of names to values and "
+            f"param_space={repr_of(param_space)} is invalid: give a dict of names to values and "
             "domains."
         )
     check_keys(param_space)
@@ -180,7 +180,7 @@ def _check_arguments(trainable: Any, param_space: Any, tune: TuneConfig) -> None
 
 def _check_callbacks(callbacks: Any) -> None:
     if callbacks is not None and not isinstance(callbacks, list | tuple):
-        raise ConfigError(f"RunConfig(callbacks={callbacks!r}) is not usable: give a list of them.")
+        raise ConfigError(f"RunConfig(callbacks={callbacks!r}) is invalid: give a list of them.")
     for callback in callbacks or ():
         if isinstance(callback, type):
             raise ConfigError(

@@ -95,12 +95,12 @@ def read_settings(path: str | None, store: str = "") -> FarmSettings:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--settings {path} is no text: {error}.") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--settings {path} is not usable: {error}.") from error
+        raise ConfigError(f"--settings {path} is invalid: {error}.") from error
     except msgspec.ValidationError as error:
         there_are = FarmSettings.__struct_fields__
         unknown = [name for name in given if name not in there_are]
         fix = f" There are: {', '.join(there_are)}." if unknown else ""
-        raise ConfigError(f"--settings {path} is not usable: {error}.{fix}") from error
+        raise ConfigError(f"--settings {path} is invalid: {error}.{fix}") from error
     _check(found, path)
     stores = tuple(_checked(one, path, store) for one in map(_allowed, found.stores))
     return msgspec.structs.replace(found, stores=stores)

@@ -22,9 +22,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " keeps them in a queue, and runs as many as there is room for, each in a process of its"
         " own, on all workers of the same Redis. Ctrl-C, SIGTERM or any other end: trials run on,"
         " and the same command takes them over.",
-        epilog="Exit codes: 0 it was told to stop; 1 it could not go on; 64 something given is of"
-        " no use; 69 Redis cannot be reached; 75 another scheduler runs on this farm, or took it"
-        " over. Without --store, code and checkpoints lie in --results, and workers must be able to"
+        epilog="Exit codes: 0 stopped by a signal; 1 it could not continue; 64 invalid arguments;"
+        " 69 Redis cannot be reached; 75 another scheduler runs on this farm, or took it over."
+        " Without --store, code and checkpoints lie in --results, and workers must be able to"
         " read that folder under the same path: all on one machine, or on a shared file system.",
     )
     parser.add_argument("SCRIPT", nargs="?", type=_refuse_script, help=argparse.SUPPRESS)
@@ -74,7 +74,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--insecure",
         action="store_true",
         help="start although Redis or the store lets others in, or could lose what is in it; what"
-        " is wrong is told. `tunemq doctor` says the same, and how to mend it",
+        " is wrong is told. `tunemq doctor` says the same, and how to fix it",
     )
     parser.add_argument(
         "--journal-release",

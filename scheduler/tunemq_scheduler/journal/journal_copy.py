@@ -327,7 +327,7 @@ class JournalCopy:
         if trouble and not self._is_in_trouble:
             self._notices.append(f"the copy of the journal waits for its store: {trouble}")
         elif not trouble and self._is_in_trouble:
-            self._notices.append("the copy of the journal goes on")
+            self._notices.append("the copy of the journal continues")
             self._look_at = 0.0
         self._is_in_trouble = bool(trouble)
 

@@ -104,7 +104,7 @@ class Journal:
                 self._descriptor = os.open(turns_file(folder, 1), os.O_WRONLY | os.O_CLOEXEC)
             self.position = JournalPosition(0, 1, size, 0, 0)
         else:
-            self._go_on(found)
+            self._continue(found)
 
     @classmethod
     def create(cls, folder: Path, header: JournalHeader) -> Self:
@@ -277,7 +277,7 @@ class Journal:
 
     # --- segments ---------------------------------------------------------------------------------
 
-    def _go_on(self, found: RecoveredJournal) -> None:
+    def _continue(self, found: RecoveredJournal) -> None:
         last = found.segments[-1]
         with self._refusals():
             journal_layout.remove_parts(self.folder)

@@ -110,7 +110,7 @@ class ResultGrid:
                 "get_best_result needs a metric and a mode: give both here or in TuneConfig."
             )
         if scope not in _SCOPES:
-            raise ConfigError(f"scope={scope!r} is not usable: choose one of {', '.join(_SCOPES)}.")
+            raise ConfigError(f"scope={scope!r} is invalid: choose one of {', '.join(_SCOPES)}.")
         sign = sign_of(mode)
         keep: Callable[[Any], bool] = is_finite if filter_nan_and_inf else is_number
         best: Result | None = None

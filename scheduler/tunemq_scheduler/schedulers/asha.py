@@ -291,7 +291,7 @@ def _check(max_t: float, grace_period: float, reduction_factor: float, brackets:
     if reduction_factor <= 1:
         raise ConfigError(
             f"ASHAScheduler(reduction_factor={reduction_factor!r}): it must be above 1; "
-            "4 lets the best quarter go on."
+            "4 lets the best quarter continue."
         )
     if grace_period > max_t:
         raise ConfigError(

@@ -39,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check that exactly the findings that need action have a fix."""
         if (self.level is FindingLevel.OK) == bool(self.fix):
-            raise ValueError(f"{self.check}: a fix is for what has to be mended, and for all of it")
+            raise ValueError(f"{self.check}: a fix is for what has to be fixed, and for all of it")
 
 
 def ok(check: str, what: str) -> Finding:

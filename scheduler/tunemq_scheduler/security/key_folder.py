@@ -68,7 +68,7 @@ class KeyFolder:
         """Read all keys.
 
         Raises:
-            ConfigError: There are none, or the file is not usable.
+            ConfigError: There are none, or the file is invalid.
         """
         return read_key_file(self.path / SCHEDULER_FILE)
 
@@ -146,7 +146,7 @@ class KeyFolder:
             for table in chosen:
                 if len(tables[table]) > 1:
                     raise ConfigError(
-                        f"there is a second key in [{table}] already: first go on with `tunemq keys"
+                        f"there is a second key in [{table}] already: first run `tunemq keys"
                         f" promote {self.path}`, or `tunemq keys drop {self.path}` where that was"
                         f" done (`tunemq keys show {self.path}` says how far it is)."
                     )

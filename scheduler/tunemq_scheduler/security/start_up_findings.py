@@ -22,7 +22,7 @@ def refuse(findings: Iterable[Finding], *, is_insecure: bool, tell: Callable[[st
     wrong = [finding for finding in findings if finding.level is not FindingLevel.OK]
     reasons = [finding for finding in wrong if finding.refuses and not is_insecure]
     if reasons:
-        said = " ".join(f"{finding.what} To mend it: {finding.fix}" for finding in reasons)
+        said = " ".join(f"{finding.what} To fix it: {finding.fix}" for finding in reasons)
         raise ConfigError(f"{said} With --insecure it is used all the same.")
     for finding in wrong:
-        tell(f"{finding.level.value}: {finding.what} To mend it: {finding.fix}")
+        tell(f"{finding.level.value}: {finding.what} To fix it: {finding.fix}")

@@ -411,7 +411,7 @@ def _take_flag(config: TuneConfig | CheckpointConfig, name: str) -> None:
 
 
 def _bad(where: str, name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"{where}({name}={value!r}) is not usable: {fix}.")
+    return ConfigError(f"{where}({name}={value!r}) is invalid: {fix}.")
 
 
 def _is_int(value: object) -> bool:

@@ -94,4 +94,4 @@ def check_policies(given: Any) -> None:
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"LogPolicy({name}={value!r}) is not usable: {fix}.")
+    return ConfigError(f"LogPolicy({name}={value!r}) is invalid: {fix}.")

@@ -33,7 +33,7 @@ def storage_of(run: RunConfig) -> StorageLocation:
     given = os.fspath(run.storage_path) if run.storage_path is not None else ""
     if _CRIPPLED.match(given):
         raise ConfigError(
-            f"RunConfig(storage_path=Path({given!r})) is not usable: a Path cannot hold an "
+            f"RunConfig(storage_path=Path({given!r})) is invalid: a Path cannot hold an "
             "address, which has two slashes; give it as a str."
         )
     if not is_remote(given):

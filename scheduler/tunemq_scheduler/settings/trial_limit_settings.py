@@ -132,4 +132,4 @@ def _is_int(given: object) -> TypeGuard[int]:
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"TrialLimits({name}={value!r}) is not usable: {fix}.")
+    return ConfigError(f"TrialLimits({name}={value!r}) is invalid: {fix}.")

@@ -43,7 +43,7 @@ def recover_local_checkpoints(
     objects = None
     try:
         for trial, kept in _only_written(runner):
-            then = "keeps" if runner.live[trial].is_finished else "goes on from"
+            then = "keeps" if runner.live[trial].is_finished else "continues from"
             folder = Path(plan.cache, kept.key)
             try:
                 _check(folder, kept)

@@ -166,9 +166,9 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
     is_scripts = stored is not None and not stored.events_key and stored != local
     if stored is not None and (local is None or is_scripts or stored.term > local.term):
         raise SchedulerSuperseded(
-            f"{folder} is not the newest state of this experiment: it went on elsewhere"
+            f"{folder} is not the newest state of this experiment: it continued elsewhere"
             f" ({stored.holder}). Go on there; or, if that machine is lost, move this folder away"
-            " and start the scheduler with --take-over ADDRESS to go on from the store's copy."
+            " and start the scheduler with --take-over ADDRESS to continue from the store's copy."
         )
 
 

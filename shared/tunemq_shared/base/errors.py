@@ -48,11 +48,11 @@ class TuneError(Exception):
 
 
 class UserError(TuneError, ValueError):
-    """The input is not usable."""
+    """The input is invalid."""
 
 
 class ConfigError(UserError):
-    """An option has a value that is not usable."""
+    """An option has a value that is invalid."""
 
 
 class TunerVersionMismatch(ConfigError):

@@ -59,9 +59,9 @@ class RedisRelease(NamedTuple):
     @property
     def has_lua_cves(self) -> bool:
         """Whether the version has the CVEs of Lua scripts; a backported fix is not visible."""
-        mended = _LUA_MENDED[self.product]
+        fixed = _LUA_MENDED[self.product]
         line = self.number[:2]
-        return bool(line) and self.number < mended.get(line, max(mended))
+        return bool(line) and self.number < fixed.get(line, max(fixed))
 
 
 def release_in_info(told: Mapping[str, str]) -> RedisRelease:

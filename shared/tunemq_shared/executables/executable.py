@@ -123,7 +123,7 @@ def _program(given: str) -> str:
 def _checked_source(source: str) -> str:
     if not isinstance(source, str) or not source:
         raise TrainableError(
-            f"metrics_from={source!r} is not usable: give {STDOUT!r}, {REPORT!r} or the name of a "
+            f"metrics_from={source!r} is invalid: give {STDOUT!r}, {REPORT!r} or the name of a "
             "file of JSON lines."
         )
     if os.path.isabs(source) and not names_in(source):

@@ -17,11 +17,11 @@ usage: tunemq report NAME=VALUE ... [--checkpoint DIR]
        tunemq report '{"NAME": VALUE, ...}' [--checkpoint DIR]
 
 Reports a result of the trial that this runs in, which `tunemq run` or tune.executable() has
-started, and returns when the trial may go on. The files in DIR are kept as the checkpoint that
+started, and returns when the trial may continue. The files in DIR are kept as the checkpoint that
 contains the result; without it, what is in $TUNEMQ_CHECKPOINT_DIR is.
 
-Exit codes: 0 it was taken; 1 it was not, or the trial is over; 64 something given is of no use, or
-no trial runs here.
+Exit codes: 0 the trial has the result; 1 it has not, or the trial has ended; 64 invalid arguments,
+or no trial runs here.
 """
 _EX_USAGE = 64
 #: Same as in `report_line`, which is not imported here.
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         answer = _asked(path, said)
     except OSError as problem:
-        return _say(f"the trial does not answer at {path}: {problem}; it is over.", 1)
+        return _say(f"the trial does not answer at {path}: {problem}; it has ended.", 1)
     if not answer:
-        return _say("the trial is over.", 1)
+        return _say("the trial has ended.", 1)
     problem_told = json.loads(answer)["problem"]
     return _say(problem_told, 1) if problem_told else 0
 

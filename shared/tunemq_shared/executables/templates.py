@@ -17,7 +17,7 @@ OURS: Final = {
     "trial_dir": "its folder",
     "experiment": "the name of the search",
     "config": "a JSON file with the trial's parameters",
-    "checkpoint": "the folder with the checkpoint to go on from; empty at first",
+    "checkpoint": "the folder with the checkpoint to continue from; empty at first",
     "checkpoint_dir": "the folder to put checkpoints into",
 }
 

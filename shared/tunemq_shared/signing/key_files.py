@@ -192,7 +192,7 @@ def _parsed(path: Path | str, data: bytes) -> KeyFile:
         raise ConfigError(f"the key file {path} is no text.{_COPY}") from error
     except tomllib.TOMLDecodeError as error:
         # The parser's message quotes at most one character of the file.
-        raise ConfigError(f"the key file {path} is not usable: {error}.{_COPY}") from error
+        raise ConfigError(f"the key file {path} is invalid: {error}.{_COPY}") from error
     if unknown := sorted(set(found) - {*_FARM_TABLES, SUBMITTERS}):
         raise ConfigError(
             f"the key file {path} has {unknown[0]!r}, which is not known: its tables are [{ORDERS}]"

@@ -52,7 +52,7 @@ class LiveKeys:
         role: Who uses the keys.
 
     Raises:
-        ConfigError: The file is not usable for that role; says how to fix it.
+        ConfigError: The file is invalid for that role; says how to fix it.
     """
 
     def __init__(self, path: str, role: KeyRole) -> None:
@@ -98,7 +98,7 @@ class LiveKeys:
     def look(self) -> str:
         """Reload the file if it changed, and return a line for people about that, else "".
 
-        If the new file is not usable, the old keys stay in use, and the line says so once.
+        If the new file is invalid, the old keys stay in use, and the line says so once.
         """
         now = time.monotonic()
         if not self.path or now < self._looked_at + _POLL_INTERVAL_S:
@@ -136,7 +136,7 @@ def find_keys(given: str | None, role: KeyRole) -> LiveKeys:
         role: Who uses the keys.
 
     Raises:
-        ConfigError: The file is not usable for that role; says how to fix it.
+        ConfigError: The file is invalid for that role; says how to fix it.
     """
     path, name = given, "--keys"
     if path is None:

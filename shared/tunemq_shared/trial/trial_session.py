@@ -328,7 +328,7 @@ class TrialSession:
             return path
         if damages:
             raise CheckpointCorrupt(
-                f"trial {self.trial} has no checkpoint that it could go on from: "
+                f"trial {self.trial} has no checkpoint that it could continue from: "
                 f"{' '.join(damages)}"
             )
         return None

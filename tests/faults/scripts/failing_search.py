@@ -50,7 +50,7 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch.cuda"
 
 
-def goes_on():
+def continues():
     pass
 
 
@@ -101,7 +101,7 @@ def kills_its_forkserver():
 WAYS = {
     way.__name__: way
     for way in (
-        goes_on,
+        continues,
         raises,
         is_killed,
         segfaults,

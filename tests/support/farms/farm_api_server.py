@@ -79,7 +79,7 @@ class FakeExperimentControl:
 
     def retry(self, name: str, trial: str) -> a.RequestDone:
         self.told.append(("retry", name, trial))
-        return a.RequestDone(text="goes on")
+        return a.RequestDone(text="continues")
 
     def why(self, name: str, trial: str) -> a.Explanation:
         if trial:

@@ -220,7 +220,7 @@ class OwnFarm:
 
     def close(self) -> None:
         """End all of it; a node that does not end by itself is an error."""
-        self._over = "the test is over"
+        self._over = "the test has ended"
         try:
             for node in self.nodes:
                 if node.process.poll() is None:
@@ -322,7 +322,7 @@ class ChainRun:
 
         eventually(has_come, within=within, message=self.state)
 
-    def goes_on(self, since: float, within: float = 60.0, steps: int = 2) -> float:
+    def continues(self, since: float, within: float = 60.0, steps: int = 2) -> float:
         """Wait until a new command has run in every running trial; return the seconds it took.
 
         In lock-step a trial executes only the steps that the scheduler has ordered, and of the

@@ -148,7 +148,7 @@ class CheckpointFetches:
                 root, ref.key, sha256=question.sha256, users={question.process.name}
             )
             self._cache.add(cached)
-        self._say_that_it_goes_on(question)
+        self._say_that_it_continues(question)
         self._give(question.process, ref, cached)
 
     def _failed(self, question: _PendingFetch, reason: str, is_corrupt: bool) -> None:
@@ -162,7 +162,7 @@ class CheckpointFetches:
             question.reason = reason
             self._say(question.process, "restore", reason)
         else:
-            self._say_that_it_goes_on(question)
+            self._say_that_it_continues(question)
 
     def _settle(self, question: _PendingFetch) -> None:
         place = question.root, question.ref.key
@@ -183,10 +183,10 @@ class CheckpointFetches:
         process.answer(checkpoint_messages.encode(answer))
 
     def _answer(self, question: _PendingFetch, answer: FetchAnswer) -> None:
-        self._say_that_it_goes_on(question)
+        self._say_that_it_continues(question)
         question.process.answer(checkpoint_messages.encode(answer))
 
-    def _say_that_it_goes_on(self, question: _PendingFetch) -> None:
+    def _say_that_it_continues(self, question: _PendingFetch) -> None:
         if question.reason:
             question.reason = ""
             self._say(question.process, "", "")

@@ -234,5 +234,5 @@ class CheckpointRequests:
         """Warn each experiment: stores keep the parts of interrupted multipart uploads."""
         for events_key in self.uploads.events_keys() - self._told_of_death:
             self._told_of_death.add(events_key)
-            warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
+            warned = NodeWarned(f"{why}; uploads continue in another.", has_leftovers=True)
             self._emit(events_key, encode(warned))

@@ -33,7 +33,7 @@ def check_environment(
         ConfigError: a risk was found; says which, and what to do.
     """
     found = [*dangers(address, release_in_hello(registration)), *_known_keys(environ)]
-    said = [f"{danger.what} To mend it: {danger.fix}" for danger in found]
+    said = [f"{danger.what} To fix it: {danger.fix}" for danger in found]
     if said and not is_insecure:
         raise ConfigError(f"{' '.join(said)} With --insecure it is used all the same.")
     for line in said:

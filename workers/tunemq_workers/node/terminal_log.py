@@ -33,7 +33,7 @@ _TOLD: Final = {
     "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
     "node.ending": "Killing what is left (trials: {hosts}).",
     "node.retired": "Somebody has this worker retire ({reason}).",
-    "node.fenced": "The farm went on without this node ({reason}).",
+    "node.fenced": "The farm continued without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
     "node.ended": "Ended.",
     "keys.read": "{line}",
@@ -44,7 +44,7 @@ _TOLD: Final = {
     "keys.unknown": "The farm's scheduler signs with the key {key}, which is not in {path}: this"
     " worker does not believe it. Give it the farm's present worker.toml.",
     "message.refused": "{what}",
-    "wire.out_of_reach": "Redis is away ({reason}) Trials go on; their results are kept.",
+    "wire.out_of_reach": "Redis is away ({reason}) Trials continue; their results are kept.",
     "wire.back": "Redis is back.",
     "store.of_no_use": "This worker cannot use the farm's store {store}: {reason}",
     "store.answers": "The farm's store {store} answers now.",

@@ -43,7 +43,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="let this machine run trials of a farm",
         description="Runs trials that a `tunemq scheduler` on the same Redis hands out, until it is"
         " told to stop. Ctrl-C or SIGTERM: trials are saved where they can be within the grace, and"
-        " go on elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
+        " continue elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
         " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*).",
         epilog="Exit codes: 0 it was told to stop; 64 the command line is of no use; 69 Redis"
         " cannot be reached or refuses; 70 a part of it broke; 76 another worker of its name took"
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     """Check the command line, then become the node; returns only if Redis cannot be used.
 
     Raises:
-        ConfigError: an option is not usable.
+        ConfigError: an option is invalid.
     """
     for unknown in unknown_variables(os.environ):
         _tell(unknown)

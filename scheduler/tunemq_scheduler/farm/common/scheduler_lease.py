@@ -231,7 +231,7 @@ class SchedulerLease:
         if self._successor is not None:
             raise SchedulerSuperseded(
                 "This scheduler did not renew its lease in time, and another one took its place:"
-                f" {self._successor}. Nothing was done since; the search goes on there."
+                f" {self._successor}. Nothing was done since; the search continues there."
             )
 
     def guarded(self, commands: Sequence[RedisCommand]) -> RedisCommand:

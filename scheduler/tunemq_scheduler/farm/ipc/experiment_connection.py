@@ -496,7 +496,7 @@ class ExperimentConnection:
         else:
             outcome, how = ExperimentOutcome.DIED, how_it_ended(returncode)
             if returncode == 0:
-                how += " without saying that the search is over"
+                how += " without saying that the search has ended"
             said = f"; the last that it wrote:\n{words}" if words else ""
             text = f"its process {how}{said}"
         return ExperimentExit(outcome, returncode, text, detail)

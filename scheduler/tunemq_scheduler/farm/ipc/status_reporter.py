@@ -163,7 +163,7 @@ class SearchStatusReporter:
                 self._search.interrupt(request.reason)
                 return RequestDone(text="it ends, to be resumed")
             case r.DetachSearch():
-                raise SchedulerSuperseded("The supervisor ends; trials go on, for the next one.")
+                raise SchedulerSuperseded("The supervisor ends; trials continue, for the next one.")
             case r.StopOneTrial():
                 return self._stop(request)
             case r.RetryTrial():
@@ -321,7 +321,7 @@ class SearchStatusReporter:
             yield f"trial {name} runs, on {self._node_of(self._of(name)) or 'a node'}"
             return
         if trial.status != PENDING:
-            yield f"trial {name} is PAUSED; its trial scheduler says when it goes on"
+            yield f"trial {name} is PAUSED; its trial scheduler says when it continues"
             return
         if trial.not_before > runner.elapsed:
             left = trial.not_before - runner.elapsed

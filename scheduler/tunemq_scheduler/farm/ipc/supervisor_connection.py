@@ -73,7 +73,7 @@ class SupervisorConnection:
             if now >= deadline:
                 raise SchedulerSuperseded(
                     f"The farm's supervisor was not heard for {self._fresh_s:g} s and may have been"
-                    " replaced. Nothing was done since; trials go on, for whoever takes over."
+                    " replaced. Nothing was done since; trials continue, for whoever takes over."
                 )
             self._select(deadline - now)
 
@@ -85,7 +85,7 @@ class SupervisorConnection:
         """
         if self.is_lost:
             raise SchedulerSuperseded(
-                "The farm's supervisor has ended; trials go on, for the next one to take over."
+                "The farm's supervisor has ended; trials continue, for the next one to take over."
             )
 
     # --- messages ---------------------------------------------------------------------------------

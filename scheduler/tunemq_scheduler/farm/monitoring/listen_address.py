@@ -29,7 +29,7 @@ def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
         or (":" in host and not is_bracketed)
     ):
         raise ConfigError(
-            f"{option} {text!r} is not usable; give HOST:PORT, :PORT for all of this machine's "
+            f"{option} {text!r} is invalid; give HOST:PORT, :PORT for all of this machine's "
             "addresses, or [::1]:PORT."
         )
     return (host[1:-1] if is_bracketed else host), int(port)

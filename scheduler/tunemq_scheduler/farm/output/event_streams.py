@@ -28,7 +28,7 @@ class EventStreams:
         except (OSError, ValueError) as error:  # ValueError covers all errors of msgspec
             raise JournalError(
                 f"{path} cannot be read ({error}). It says which searches run on the farm's nodes:"
-                " put it back from a copy, or remove it; then they go on from their checkpoints."
+                " put it back from a copy, or remove it; then they continue from their checkpoints."
             ) from error
 
     def put(self, name: str, key: str) -> None:

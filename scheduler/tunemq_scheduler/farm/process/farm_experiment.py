@@ -244,7 +244,7 @@ class FarmExperiment(Experiment):
         return True
 
     def _report_over(self, opened: OpenExperiment) -> None:
-        """Report a search that is over: the process that ended it may not have said all."""
+        """Report a search that has ended: the process that ended it may not have said all."""
         executor = RelayedExecutor(self._connection)
         search = self._search(self._outlined, executor, opened, None)
         executor.watch(

@@ -39,7 +39,7 @@ def check_settings(settings: ExperimentEnvironment) -> None:
 def _check_python(python: str) -> None:
     if "\0" in python or ("/" in python and not python.startswith("/")):
         raise ConfigError(
-            f"settings.python: {_shown(python)} is not usable; give an absolute path, such as"
+            f"settings.python: {_shown(python)} is invalid; give an absolute path, such as"
             " /opt/venv/bin/python, or a plain name, such as python3."
         )
 

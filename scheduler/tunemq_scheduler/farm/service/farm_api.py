@@ -220,7 +220,7 @@ class FarmApi:
         if entry.state is State.PAUSED and self._experiments.has(entry.name):
             entry = self._queue.move(entry.name, State.RUNNING, reason)
             self._experiments.resume(entry.name)
-            return _done(entry, "goes on")
+            return _done(entry, "continues")
         self._may(entry, State.QUEUED, "resumed")
         return self._queued(self._queue.move(entry.name, State.QUEUED, reason))
 
@@ -401,7 +401,11 @@ class FarmApi:
                 f"there is a folder {self._results / request.name} of an experiment that this farm"
                 " does not know; give this one another --name, or move that away."
             )
-        fix = f", go on with it (tunemq resume {entry.name}), or remove it" if entry.is_over else ""
+        fix = (
+            f", continue with it (tunemq resume {entry.name}), or remove it"
+            if entry.is_over
+            else ""
+        )
         raise ConfigError(
             f"there is an experiment {entry.name}, which is {entry.state}; give this one another"
             f" --name{fix}."

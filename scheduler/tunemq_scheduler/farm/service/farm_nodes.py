@@ -153,8 +153,8 @@ class FarmNodes:
         self._keep({**self._asked, node: reason})
         self._allocator.node_drained(instance_id, self._grace_s)
         return (
-            f"{node} is {reason}: its trials have {self._grace_s:g} s to save and go on elsewhere;"
-            f" it gets no others until `tunemq nodes resume {node}`"
+            f"{node} is {reason}: its trials have {self._grace_s:g} s to save, and continue on"
+            f" other nodes; it gets no trial until `tunemq nodes resume {node}`"
         )
 
     def resume(self, instance_id: str) -> str:
@@ -186,8 +186,8 @@ class FarmNodes:
         self._transport.retire(instance_id, reason)
         node = self.name_of(instance_id)
         return (
-            f"{node} is {reason}: its trials are saved and go on elsewhere, and it ends; if it is"
-            f" started again it gets nothing until `tunemq nodes resume {node}`"
+            f"{node} is {reason}: its trials save and continue elsewhere, and it ends; if it is"
+            f" started again it gets no trial until `tunemq nodes resume {node}`"
         )
 
     def _row(self, allocation: NodeAllocation) -> NodeRow:

@@ -175,7 +175,7 @@ class Supervisor:
             self._tell_start()
             while not self._stop_reason:
                 self._turn()
-            self._tell(f"{self._stop_reason}: trials go on, and wait for the next scheduler.")
+            self._tell(f"{self._stop_reason}: trials continue, and wait for the next scheduler.")
         finally:
             self._leave()
 
@@ -240,7 +240,7 @@ class Supervisor:
             if not self._is_full:
                 self._tell(
                     f"degraded: {full} Nothing is lost: searches wait, requests that change the"
-                    " farm are refused, and all goes on when the disk takes it."
+                    " farm are refused, and all continues when the disk takes it."
                 )
             self._is_full = True
         else:

@@ -98,7 +98,7 @@ class SyncConfig:
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"SyncConfig({name}={value!r}) is not usable: {fix}.")
+    return ConfigError(f"SyncConfig({name}={value!r}) is invalid: {fix}.")
 
 
 def _is_text(value: object) -> bool:

@@ -174,7 +174,7 @@ class Syncer(ABC):
         """
         if max_retries < 1:
             raise ConfigError(
-                f"wait_or_retry(max_retries={max_retries!r}) is not usable: give a whole number "
+                f"wait_or_retry(max_retries={max_retries!r}) is invalid: give a whole number "
                 f"from 1, or call wait()."
             )
         for attempt in range(max_retries + 1):

@@ -383,5 +383,5 @@ def _threshold(variable: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise ConfigError(f"the variable {variable}={text!r} is not usable: give a number from 0.")
+        raise ConfigError(f"the variable {variable}={text!r} is invalid: give a number from 0.")
     return value

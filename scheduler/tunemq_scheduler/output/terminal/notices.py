@@ -29,7 +29,7 @@ def format_superseded(results: int) -> str:
     """Return a line about results that came too late, after another scheduler had taken over."""
     what = "1 result" if results == 1 else f"{results} results"
     return (
-        f"{what} of a former attempt, whose trial went on elsewhere meanwhile, came late and "
+        f"{what} of a former attempt, whose trial continued elsewhere meanwhile, came late and "
         "were dropped; nothing that is recorded changed"
     )
 
@@ -61,7 +61,7 @@ def format_trial_end(end: WarnTrialEnd, *, saves_at_end: bool) -> str:
         lacks = f"; a checkpoint of that step is missing, {newest}"
     return (
         f"trial {end.trial} had reported its last result (step {end.step}) when it was cut short"
-        f"{where}{why}: it is over, with all of its results, and is not tried again{lacks}"
+        f"{where}{why}: it has ended, with all of its results, and is not tried again{lacks}"
     )
 
 
@@ -70,5 +70,5 @@ def format_checkpoint_event(event: m.CheckpointLost | m.CheckpointDamaged) -> st
     about = f"checkpoint {event.key} of trial {event.trial}"
     if isinstance(event, m.CheckpointLost):
         return f"{about} will never be in the store: {event.reason}"
-    then = f"goes on from {event.instead} instead" if event.instead else "has none instead"
+    then = f"continues from {event.instead} instead" if event.instead else "has none instead"
     return f"{about} is damaged; the trial {then}: {event.reason}"

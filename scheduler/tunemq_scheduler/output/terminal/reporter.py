@@ -92,10 +92,10 @@ class CLIReporter(ProgressReporter):
     ) -> None:
         if max_progress_rows < 1:
             raise ConfigError(
-                f"CLIReporter(max_progress_rows={max_progress_rows}) is not usable: give 1 or more."
+                f"CLIReporter(max_progress_rows={max_progress_rows}) is invalid: give 1 or more."
             )
         if mode not in {None, "min", "max"}:
-            raise ConfigError(f"CLIReporter(mode={mode!r}) is not usable: give 'min' or 'max'.")
+            raise ConfigError(f"CLIReporter(mode={mode!r}) is invalid: give 'min' or 'max'.")
         self.options = TableOptions(
             metric_columns=_names(metric_columns),
             parameter_columns=_names(parameter_columns),

@@ -15,8 +15,8 @@ from tunemq_shared.system.write_probe import write_probe
 _SCARCE_BYTES: Final = 10 * 2**30
 _SCARCE_SHARE: Final = 0.05
 MAKE_ROOM: Final = (
-    "remove what is not needed there (du -xh --max-depth=2 says what it is), such as searches that"
-    " are over: tunemq rm --files NAME; or use another disk: tunemq scheduler --results DIR, tunemq"
+    "remove files there (du -xh --max-depth=2 shows the large ones), for instance of ended"
+    " searches: tunemq rm --files NAME; or use another disk: tunemq scheduler --results DIR, tunemq"
     " worker --workdir DIR"
 )
 

@@ -81,7 +81,7 @@ _REACH_STORE: Final = (
 _NOT_ASKED: Final = warning(
     "scheduler",
     "the scheduler and the nodes were not looked at, since the key file is of no use",
-    "mend what is said of the key file, and look again",
+    "fix what is said of the key file, and look again",
 )
 
 

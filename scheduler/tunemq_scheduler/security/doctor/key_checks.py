@@ -95,7 +95,7 @@ def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
         redis: The farm's Redis.
 
     Returns:
-        The keys, none if the file is not usable; and the findings.
+        The keys, none if the file is invalid; and the findings.
     """
     if not path:
         if redis.is_local:

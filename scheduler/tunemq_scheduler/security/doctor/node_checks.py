@@ -179,7 +179,7 @@ def check_libraries(nodes: Iterable[NodeReport]) -> list[Finding]:
                     warning(
                         "node-libraries",
                         f"node {about.node} {has}, others have {usual}: a trial that moves there"
-                        " may fail, or go on differently",
+                        " may fail, or continue differently",
                         f"on {about.hostname}: pip install {library}=={usual}",
                     )
                 )

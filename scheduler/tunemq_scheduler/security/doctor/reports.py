@@ -122,7 +122,7 @@ def _withheld(rows: Iterable[NodeRow]) -> list[Finding]:
             "node-gpus",
             f"no trial begins on GPU {harmless_word(gpu.uuid)} of node {harmless_word(row.node)}:"
             f" {gpu.withheld}",
-            "docs/gpus.md says what helps; the GPU is used again by itself when that is over",
+            "docs/gpus.md says what helps; the GPU is used again by itself when that has ended",
         )
         for row in rows
         for gpu in row.gpus

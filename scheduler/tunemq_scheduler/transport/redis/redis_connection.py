@@ -52,7 +52,7 @@ class RedisRefusesWrites(TransportError):
     """
 
     def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what} To mend it: {fix}")
+        super().__init__(f"{what} To fix it: {fix}")
         self.what, self.fix = what, fix
 
 

@@ -97,7 +97,7 @@ class RedisLink:
         if isinstance(error, RedisRejectsUser) or LACKS_RIGHTS in self._away_because:
             if self._away_because != self._told or now > self._told_until:
                 why = self._away_because.rstrip(".")
-                self.notices.append(f"{why}. The scheduler waits for that; trials go on.")
+                self.notices.append(f"{why}. The scheduler waits for that; trials continue.")
             self._told, self._told_until = self._away_because, now + _TOLD_FOR_S
         self.close()
         self.ask_backing()
@@ -116,7 +116,7 @@ class RedisLink:
         if self._full_since is None:
             self._full_since = time.monotonic()
             self.notices.append(
-                f"{error} Trials go on, and wait when their nodes have no room for results either;"
+                f"{error} Trials continue, and wait when their nodes have no room for results;"
                 " nothing is lost."
             )
 
@@ -143,7 +143,7 @@ class RedisLink:
         if self._away_since is not None:
             seconds = time.monotonic() - self._away_since
             away = f"Redis has been away for {seconds:.0f} s ({self._away_because})"
-            return [f"{away} The trials go on; their results come when it is back."]
+            return [f"{away} The trials continue; their results come when it is back."]
         if self._full_since is not None:
             return [f"Redis has been full for {self.full_s:.0f} s: results and orders wait."]
         return []

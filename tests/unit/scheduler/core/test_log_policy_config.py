@@ -25,7 +25,7 @@ from tunemq_shared.base.errors import ConfigError
     ],
 )
 def test_a_pattern_that_is_not_usable_is_refused_with_what_to_do(pattern, why):
-    with pytest.raises(ConfigError, match=rf"LogPolicy\(pattern=.*is not usable: .*{why}"):
+    with pytest.raises(ConfigError, match=rf"LogPolicy\(pattern=.*is invalid: .*{why}"):
         tune.LogPolicy(pattern, "do_not_retry")
 
 
@@ -57,7 +57,7 @@ def test_a_list_that_is_not_usable_is_refused_with_what_to_do(given, why):
 def test_how_often_a_node_may_be_excluded_is_a_whole_number_or_minus_one():
     assert tune.FailureConfig().max_excluded_nodes == 2
     assert tune.FailureConfig(max_excluded_nodes=-1).max_excluded_nodes == -1
-    with pytest.raises(ConfigError, match=r"max_excluded_nodes=-2\) is not usable"):
+    with pytest.raises(ConfigError, match=r"max_excluded_nodes=-2\) is invalid"):
         tune.FailureConfig(max_excluded_nodes=-2)
 
 

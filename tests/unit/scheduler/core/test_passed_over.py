@@ -70,7 +70,7 @@ def test_a_large_trial_among_small_ones_has_a_node_kept_for_it() -> None:
     story.check()
 
 
-def test_smaller_trials_go_on_where_no_node_is_kept() -> None:
+def test_smaller_trials_continue_where_no_node_is_kept() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)

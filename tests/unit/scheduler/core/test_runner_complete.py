@@ -143,7 +143,7 @@ def test_runner_with_a_complete_trial_in_error_resumes_it_no_further_than_its_en
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_runner_with_criteria_that_let_a_complete_trial_go_on_records_more(is_over) -> None:
+def test_runner_with_criteria_that_let_a_complete_trial_continue_records_more(is_over) -> None:
     story = complete()
     if is_over:
         story.finish("a")

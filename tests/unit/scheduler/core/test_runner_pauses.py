@@ -46,7 +46,7 @@ def test_pausing_saves_then_frees_the_slot() -> None:
     assert not story.runner.is_finished
 
 
-def test_a_paused_trial_goes_on_as_a_new_attempt_up_to_its_next_horizon() -> None:
+def test_a_paused_trial_continues_as_a_new_attempt_up_to_its_next_horizon() -> None:
     story = pausing()
     story.write("a", 1)
     story.paused("a")
@@ -167,7 +167,7 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
 
     story.tell(m.ExperimentResumed(2, 0.0))
     story.join("node.2", 1.0)
-    assert status(story) == "PAUSED", "its scheduler says when it goes on"
+    assert status(story) == "PAUSED", "its scheduler says when it continues"
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
     order = story.choose("a")
     assert (order.attempt, order.run_until, order.last_step) == (2, UP_TO_5, 2)

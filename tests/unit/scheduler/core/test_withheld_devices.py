@@ -160,7 +160,7 @@ class Devices(SharedNode):
         return [trial.trial_id for trial in self.runner.waiting()]
 
 
-def test_a_trial_goes_on_where_its_device_is_withheld_and_the_next_waits_for_another() -> None:
+def test_a_trial_continues_where_its_device_is_withheld_and_the_next_waits_for_another() -> None:
     story = Devices()
     story.begin("a", "b", "c", "d")
     story.withhold("g0", "g1")

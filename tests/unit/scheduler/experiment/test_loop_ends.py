@@ -180,7 +180,7 @@ class Pausing(FIFOScheduler):
 
 def test_trial_scheduler_that_starts_no_pending_trial_ends_the_search_with_the_reason() -> None:
     loop = Loop(scheduler=Undecided(), trials=1)
-    with pytest.raises(SearchFailed, match="PENDING, and Undecided lets none of them go on"):
+    with pytest.raises(SearchFailed, match="PENDING, and Undecided lets none of them continue"):
         loop.turn(NODE)
 
 
@@ -189,5 +189,5 @@ def test_trial_scheduler_that_resumes_no_paused_trial_ends_the_search_with_the_r
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
     paused = m.TrialPaused("t_00000", 1)
-    with pytest.raises(SearchFailed, match="PAUSED, and Pausing lets none of them go on"):
+    with pytest.raises(SearchFailed, match="PAUSED, and Pausing lets none of them continue"):
         loop.batch(3, paused, m.SlotFreed("t_00000", 1))

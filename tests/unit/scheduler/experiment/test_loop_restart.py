@@ -103,7 +103,7 @@ def loop_with_an_error() -> Loop:
     return loop
 
 
-def test_a_trial_in_error_stays_so_unless_it_is_to_go_on() -> None:
+def test_a_trial_in_error_stays_so_unless_it_is_to_continue() -> None:
     loop = loop_with_an_error()
     loop.loop.resume(m.ExperimentResumed(2, 0.0))
     summary = loop.runner.summary("t_00000")
@@ -112,7 +112,7 @@ def test_a_trial_in_error_stays_so_unless_it_is_to_go_on() -> None:
     assert summary.failed_on == "host"
 
 
-def test_a_trial_in_error_goes_on_from_its_last_checkpoint() -> None:
+def test_a_trial_in_error_continues_from_its_last_checkpoint() -> None:
     loop = loop_with_an_error()
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="resume"))
     trial = loop.runner.live["t_00000"]
@@ -143,7 +143,7 @@ def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
     )
 
 
-def test_trials_that_are_not_to_go_on_end_where_they_are() -> None:
+def test_trials_that_are_not_to_continue_end_where_they_are() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -162,7 +162,7 @@ def test_rules_that_changed_count_from_the_restart_on_and_stand_in_the_journal()
     assert replay(header, loop.journal.journal_records).settings.max_failures == 7
 
 
-def test_what_was_stopped_interrupted_or_exhausted_goes_on() -> None:
+def test_what_was_stopped_interrupted_or_exhausted_continues() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -191,7 +191,7 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
     assert ("continue", "t_00000") in done, "else its host would wait for ever"
 
 
-def test_a_trial_that_had_just_ended_by_the_old_criteria_goes_on_to_the_new_ones() -> None:
+def test_a_trial_that_had_just_ended_by_the_old_criteria_continues_to_the_new_ones() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     # The previous run died before the trial process ended; a user also requested a stop.

@@ -115,7 +115,7 @@ def test_a_node_with_a_withheld_device_is_used_for_all_else() -> None:
     assert set(devices(one)) == {"n-1", "n-2", "n-3"}
     assert len(one.running) == 6
     farm.run(farm.now + 500.0)
-    assert "one" not in farm.experiments, "all its trials are over"
+    assert "one" not in farm.experiments, "all its trials have ended"
 
 
 def test_trials_on_a_device_when_it_is_withheld_keep_their_experiment_from_nothing() -> None:

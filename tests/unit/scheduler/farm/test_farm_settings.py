@@ -39,7 +39,7 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
         ("[quotas.ben]\ngpus = 4", "quotas.ben.gpus is invalid: use 'gpu'"),
         ("[quotas.ben]\nCPU = 4", "quotas.ben.CPU is invalid: use 'cpu'"),
         ("[quotas]\nben = 3", "quotas"),
-        ("max_running = ", "not usable"),
+        ("max_running = ", "invalid"),
     ],
 )
 def test_what_is_of_no_use_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
@@ -79,7 +79,7 @@ def test_settings_store_is_allowed_to_its_owners(tmp_path: Path) -> None:
         (f'{{address = "{MINE}&profile=a", owners = []}}', "owners=[] of 's3://mine/x' must be"),
         (f'{{address = "{MINE}&profile=a", owners = ["/"]}}', "owners=['/'] of 's3://mine/x'"),
         (f'{{address = "{MINE}&profile=a", owner = ["ada"]}}', "`owner`"),
-        ("3", "not usable"),
+        ("3", "invalid"),
     ],
 )
 def test_settings_store_that_would_get_the_farms_keys_is_refused_with_the_fix(

@@ -56,7 +56,7 @@ def test_what_was_written_is_read_back(written: Path) -> None:
     assert list(found.turns) == TURNS  # the second time
 
 
-def test_a_journal_goes_on_where_it_ended(written: Path) -> None:
+def test_a_journal_continues_where_it_ended(written: Path) -> None:
     journal, found = Journal.resume(written)
     with journal:
         assert list(found.turns) == TURNS
@@ -172,7 +172,7 @@ def test_a_journal_says_when_it_wants_a_snapshot(
     assert list(recover(folder).turns) == []
 
 
-def test_it_goes_on_behind_a_snapshot(folder: Path) -> None:
+def test_it_continues_behind_a_snapshot(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         journal.append(TURNS[0])
         snapshot(journal, b"one", ("a", b"1"))

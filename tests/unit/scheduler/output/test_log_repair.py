@@ -26,7 +26,7 @@ from tunemq_shared.protocol import messages as m
 FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 
-def mended(loop: Loop, folder: Path) -> Path:
+def fixed(loop: Loop, folder: Path) -> Path:
     """Replay the whole journal and return the folder of the first trial."""
     return Path(retold(loop, folder)[0].trial_folder("t_00000"))
 
@@ -69,7 +69,7 @@ def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
     loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
 
     for _ in range(2):  # the second time no row is missing
-        folder = mended(loop, tmp_path)
+        folder = fixed(loop, tmp_path)
         base, _, extension = kind.partition(".")
         assert losses_of(folder / f"{base}.0.{extension}") == [1.0, 1.0, 1.0]
         assert losses_of(folder / kind) == [7.0]
@@ -81,7 +81,7 @@ def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_onc
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
-    told = (mended(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
+    told = (fixed(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
     assert "Failure # 1 (" in told
 
 
@@ -89,7 +89,7 @@ def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
-    folder = mended(loop, tmp_path)  # by a process that died before the fsync, perhaps
+    folder = fixed(loop, tmp_path)  # by a process that died before the fsync, perhaps
     _, again = retold(loop, tmp_path)
     names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
     assert set(again.unsynced) == {str(folder / name) for name in names}

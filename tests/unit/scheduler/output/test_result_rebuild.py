@@ -173,7 +173,7 @@ def test_restart_makes_the_table_of_what_the_journal_has_no_more(tmp_path: Path)
     assert (search.folder / "progress.csv").read_bytes().startswith(before)
 
 
-def test_restart_with_a_file_that_may_not_be_read_goes_on(tmp_path: Path) -> None:
+def test_restart_with_a_file_that_may_not_be_read_continues(tmp_path: Path) -> None:
     search = Search(tmp_path)
     search.restart()
     for name in (*RESULT_FILES, "error.txt"):

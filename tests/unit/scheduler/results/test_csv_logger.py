@@ -61,7 +61,7 @@ def test_a_key_that_appears_later_becomes_a_column_and_no_row_is_lost(trial):
 
 
 @pytest.mark.parity(91)
-def test_a_restored_trial_finds_its_header_and_goes_on(trial):
+def test_a_restored_trial_finds_its_header_and_continues(trial):
     log(trial, trial.result(1, loss=3.0))
     log(trial, trial.result(2, loss=2.0), trial.result(3, extra=1, loss=1.0))
     rows = rows_of(trial)

@@ -175,7 +175,7 @@ def test_a_bad_trial_is_stopped_and_told_why() -> None:
     )
 
 
-def test_equal_values_go_on() -> None:
+def test_equal_values_continue() -> None:
     scheduler = asha()
     trials = added(scheduler, *range(5))
     assert [report(scheduler, one, 1, 0.5) for one in trials] == ["CONTINUE"] * 5
@@ -330,7 +330,7 @@ def test_a_decision_among_thousands_costs_microseconds() -> None:
     assert sorted(costs)[250] < 200e-6  # about 3e-6 on an idle machine; a scan takes over 300e-6
 
 
-def test_a_trial_that_had_ended_and_goes_on_is_not_counted_twice_at_a_rung():
+def test_a_trial_that_had_ended_and_continues_is_not_counted_twice_at_a_rung():
     scheduler = ASHAScheduler(max_t=100, grace_period=1, reduction_factor=4)
     scheduler.set_search_properties("loss", "min", seed=0)
     again = SimpleNamespace(

@@ -66,7 +66,7 @@ def test_the_longest_waiting_trial_starts_first() -> None:
     assert FIFOScheduler().choose_trial_to_run(Runner()) is None
 
 
-def test_paused_trials_go_on_when_no_other_waits() -> None:
+def test_paused_trials_continue_when_no_other_waits() -> None:
     paused, later, pending = waiting("PAUSED"), waiting("PAUSED"), waiting("PENDING")
     assert FIFOScheduler().choose_trial_to_run(Runner(paused, later, pending)) is pending
     assert TrialScheduler().choose_trial_to_run(Runner(paused, later)) is paused

@@ -103,7 +103,7 @@ def _with_own_seed(experiment_seed: int) -> SearchGenerator:
     return SearchGenerator(searcher, SPACE, 9, seed=experiment_seed)
 
 
-def test_a_resumed_search_goes_on_exactly() -> None:
+def test_a_resumed_search_continues_exactly() -> None:
     whole = search()
     configs = run(whole, 0, 20)
     pending = [whole.suggest(n, f"t{n}").config for n in (20, 21)]
@@ -132,7 +132,7 @@ def test_a_resumed_search_does_not_try_its_points_again() -> None:
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_trial_that_failed_and_goes_on_takes_the_place_of_no_point(with_state: bool) -> None:
+def test_a_trial_that_failed_and_continues_takes_the_place_of_no_point(with_state: bool) -> None:
     points = [{"lr": 0.01}, {"lr": 0.02}]
     resumed = search(points_to_evaluate=points)
     first = resumed.suggest(0, "t0").config

@@ -63,7 +63,7 @@ def test_number_of_samples_is_whole_and_above_zero_or_endless(given):
 
 
 def test_settings_of_the_wrong_kind_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"sync_config=5\) is not usable: give a SyncConfig"):
+    with pytest.raises(ConfigError, match=r"sync_config=5\) is invalid: give a SyncConfig"):
         RunConfig(sync_config=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="storage_path=5"):
         RunConfig(storage_path=5)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
     for value, means in ((None, False), (True, True), (np.bool_(1), True), (np.bool_(0), False)):
         assert getattr(make(**{name: value}), name) is means
     for value in ("yes", 1, 0.0, [], np.int64(1)):
-        with pytest.raises(ConfigError, match=rf"{name}=.* is not usable: give True or False"):
+        with pytest.raises(ConfigError, match=rf"{name}=.* is invalid: give True or False"):
             make(**{name: value})
 
 
@@ -166,7 +166,7 @@ def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
     ],
 )
 def test_run_config_field_of_another_type_is_refused_with_its_name(name, value):
-    with pytest.raises(ConfigError, match=rf"^RunConfig\({name}=.* is not usable: give"):
+    with pytest.raises(ConfigError, match=rf"^RunConfig\({name}=.* is invalid: give"):
         RunConfig(**{name: value})
 
 

@@ -12,13 +12,13 @@ from tunemq_shared.base.errors import ConfigError
 @pytest.mark.parametrize("name", ["max_failures", "max_storage_failures", "max_node_losses"])
 @pytest.mark.parametrize("given", [-2, 1.5, True, "3", None])
 def test_a_budget_is_a_whole_number_or_minus_one(name, given):
-    with pytest.raises(ConfigError, match=rf"FailureConfig\({name}={given!r}\) is not usable"):
+    with pytest.raises(ConfigError, match=rf"FailureConfig\({name}={given!r}\) is invalid"):
         FailureConfig(**{name: given})
     assert getattr(FailureConfig(**{name: -1}), name) == -1
 
 
 def test_a_flag_is_true_or_false():
-    with pytest.raises(ConfigError, match=r"FailureConfig\(retry_cuda_memory=1\) is not usable"):
+    with pytest.raises(ConfigError, match=r"FailureConfig\(retry_cuda_memory=1\) is invalid"):
         FailureConfig(retry_cuda_memory=1)  # type: ignore[arg-type]
 
 

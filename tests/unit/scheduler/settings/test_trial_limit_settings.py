@@ -40,13 +40,13 @@ def test_limits_reach_the_nodes_as_seconds_and_bytes(given, told):
 def test_a_time_that_is_none_is_refused_by_name(field, value):
     with pytest.raises(ConfigError) as caught:
         tune.TrialLimits(**{field: value})
-    assert f"TrialLimits({field}={value!r}) is not usable: give seconds" in str(caught.value)
+    assert f"TrialLimits({field}={value!r}) is invalid: give seconds" in str(caught.value)
 
 
 @pytest.mark.parametrize("field", ["memory", "core_bytes"])
 @pytest.mark.parametrize("value", [0, -5, "much", "", 1.5, True, "0GiB"])
 def test_what_is_no_size_is_refused_by_name(field, value):
-    with pytest.raises(ConfigError, match="is not usable: give bytes above 0 or a text") as caught:
+    with pytest.raises(ConfigError, match="is invalid: give bytes above 0 or a text") as caught:
         tune.TrialLimits(**{field: value})
     assert f"TrialLimits({field}={value!r})" in str(caught.value)
 
@@ -56,7 +56,7 @@ def test_what_is_no_size_is_refused_by_name(field, value):
 def test_what_is_no_number_is_refused_by_name_and_told_from_where_on_it_is_one(field, least, value):
     with pytest.raises(ConfigError) as caught:
         tune.TrialLimits(**{field: value})
-    said = f"TrialLimits({field}={value!r}) is not usable: give a number from {least} on, or None"
+    said = f"TrialLimits({field}={value!r}) is invalid: give a number from {least} on, or None"
     assert said in str(caught.value)
 
 

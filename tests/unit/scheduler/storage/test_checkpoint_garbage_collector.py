@@ -24,8 +24,8 @@ class WaitingStore:
         self.rejected: list[Any] = []
         self.is_away = False
         self.never: set[str] = set()
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
+        self.may_continue = threading.Event()
+        self.may_continue.set()
 
     def delete_checkpoint(self, key: str, keep: tuple[str, ...] = ()) -> None:
         self._remove((key, keep), key)
@@ -34,7 +34,7 @@ class WaitingStore:
         self._remove(keys, keys[0])
 
     def _remove(self, what: Any, name: str) -> None:
-        assert self.may_go_on.wait(60)
+        assert self.may_continue.wait(60)
         if self.is_away or name in self.never:
             self.rejected.append(what)
             raise StoreError("the store is away.")
@@ -51,7 +51,7 @@ def collector(store, monkeypatch):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     collector = CheckpointGarbageCollector(store)
     yield collector
-    store.may_go_on.set()
+    store.may_continue.set()
     collector.finish(0.0)
 
 
@@ -61,13 +61,13 @@ def condemned(n: int, keep: tuple[str, ...] = ()) -> DeleteCheckpoint:
 
 @pytest.mark.parity(111)
 def test_removals_are_carried_out_in_their_order_without_keeping_anybody_waiting(collector, store):
-    store.may_go_on.clear()
+    store.may_continue.clear()
     before = time.monotonic()
     collector.discard(condemned(1, keep=("abc",)))
     collector.discard(DeleteObjects(("t0/checkpoint_1-000001/abc",)))
     assert time.monotonic() - before < 30  # the store takes longer
     assert store.removed == []
-    store.may_go_on.set()
+    store.may_continue.set()
     assert collector.finish(60) == []
     assert store.removed == [
         ("t0/checkpoint_1-000001", ("abc",)),

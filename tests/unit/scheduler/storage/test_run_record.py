@@ -64,7 +64,7 @@ def test_a_folder_that_is_behind_the_store_is_refused():
 def test_check_newest_after_a_script_continued_the_search_elsewhere_refuses_the_folder():
     of_script = msgspec.structs.replace(record(term=0), events_key="")
     check_newest(of_script, of_script, "here")
-    with pytest.raises(SchedulerSuperseded, match="went on elsewhere"):
+    with pytest.raises(SchedulerSuperseded, match="continued elsewhere"):
         check_newest(record(7), of_script, "here")
 
 

@@ -60,7 +60,7 @@ def test_what_another_term_confirmed_does_not_count():
     assert started(desired_state.same_assignment()) == ["t1"]
 
 
-def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_scheduler():
+def test_versions_continue_from_the_one_that_the_node_took_from_an_earlier_scheduler():
     desired_state = DesiredState("inc", term=3, confirmed=41)
 
     assert desired_state.is_confirmed
@@ -135,7 +135,7 @@ def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to
     assert (order.pause, order.at_checkpoint) == (True, False)
 
 
-def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on():
+def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_continue():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     desired_state.start_over()

@@ -65,7 +65,7 @@ def test_versions_are_compared_by_their_numbers(version: str, checks: set[str]):
     assert found("redis://127.0.0.1", version) == checks - {CVE}
 
 
-def test_each_danger_says_where_and_how_it_is_mended_and_no_password():
+def test_each_danger_says_where_and_how_it_is_fixed_and_no_password():
     url = f"redis://default:secret@{_AWAY}"
     for release in (RedisRelease(REDIS, "7.4.0"), RedisRelease(VALKEY, "8.1.1")):
         found = list(dangers(parse_address(url), release))

@@ -67,7 +67,7 @@ def counted(folder, steps=3):
 
 
 @pytest.mark.parity(7, 42, 45, 169)
-def test_an_object_goes_on_from_bytes(tmp_path):
+def test_an_object_continues_from_bytes(tmp_path):
     held = counted(tmp_path).save_to_object()
     after = Counter(logdir=str(tmp_path))
     after.restore_from_object(held)
@@ -124,7 +124,7 @@ def test_a_temporary_checkpoint_is_promoted_once(tmp_path):
 
 
 @pytest.mark.parity(7, 9, 10, 39, 45)
-def test_a_function_goes_on_from_bytes_and_its_checkpoint_can_be_saved(world):
+def test_a_function_continues_from_bytes_and_its_checkpoint_can_be_saved(world):
     seen = []
 
     def train(config, checkpoint_dir=None):

@@ -131,7 +131,7 @@ def _tunemq_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(report_line, "_READ_S", 60.0)  # for a busy machine
 
 
-def test_after_kill_9_it_goes_on_from_its_last_checkpoint(trials, monkeypatch):
+def test_after_kill_9_it_continues_from_its_last_checkpoint(trials, monkeypatch):
     monkeypatch.setenv("FAIL_AT", "2")
     trials.run(COUNTS)
     assert "killed by SIGKILL" in trials.channel.failure.error
@@ -200,7 +200,7 @@ def test_nothing_is_left_in_the_trials_folder(trials):
 # --- tunemq report, files, patterns ---------------------------------------------------------------
 
 
-def test_report_waits_until_the_trial_may_go_on(trials, tmp_path):
+def test_report_waits_until_the_trial_may_continue(trials, tmp_path):
     first = tmp_path / "first"
     session = trials.session(run_until=up_to(1), **LOSS)
     runner = threading.Thread(
@@ -474,10 +474,10 @@ def test_report_says_what_is_wrong_with_its_arguments(arguments, told):
     assert told in report(*arguments, code=64)
 
 
-def test_report_says_that_the_trial_is_over(tmp_path, monkeypatch):
+def test_report_says_that_the_trial_has_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REPORT", str(tmp_path / "gone"))
 
-    assert "it is over" in report("loss=1", code=1)
+    assert "it has ended" in report("loss=1", code=1)
 
 
 def test_report_has_help():

@@ -67,7 +67,7 @@ def test_nothing_is_in_the_name_of_somebody_without_keys(path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666, 0o601])
-def test_a_file_that_others_may_use_is_refused_with_what_mends_it(path, mode):
+def test_a_file_that_others_may_use_is_refused_with_what_fixes_it(path, mode):
     path.write_text(WHOLE)
     path.chmod(mode)
     for look in (read_key_file, check_private):
@@ -113,7 +113,7 @@ def test_what_is_no_file_is_refused(tmp_path):
         ("[submitters]\nada = 1", "submitters.ada is no table"),
         (f'[submitters."a/b"]\n00000000000000a1 = "{ONE}"', "'a/b' is no name"),
         (f'[submitters.a.b]\n00000000000000a1 = "{ONE}"', "no id of a key"),
-        ("[orders", "is not usable"),
+        ("[orders", "is invalid"),
         ("\udcff", "is no text"),
         ("x" * (2**20 + 1), "more than 1048576 bytes"),
         (

@@ -42,7 +42,7 @@ def test_a_pause_order_ends_a_wait_saves_and_says_so_last(world, log):
     assert log == ["setup", "cleanup"]
 
 
-def test_a_paused_class_goes_on_with_its_counts(world):
+def test_a_paused_class_continues_with_its_counts(world):
     run_trial(Counter, paused_at(world, 3))
     run_trial(Counter, world.restored(stop=(Condition("training_iteration", 5),)))
 
@@ -146,7 +146,7 @@ def test_a_pause_for_another_epoch_means_nothing(world):
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
-def test_a_paused_object_runs_another_trial_and_then_goes_on(world, log):
+def test_a_paused_object_runs_another_trial_and_then_continues(world, log):
     program = TrainableRunner()
     program.run(Counter, paused_at(world, 2, reuse=True))
     newest = world.channel.checkpoints[-1]
@@ -186,7 +186,7 @@ def count(config):
         report({"n": n + 1}, checkpoint=Checkpoint.from_dict({"n": n + 1}))
 
 
-def test_a_paused_function_keeps_what_it_reported_and_goes_on(world):
+def test_a_paused_function_keeps_what_it_reported_and_continues(world):
     run_trial(count, paused_at(world, 2))
     assert kinds(world)[-2:] == ["CheckpointCommitted", "TrialPaused"]
 

@@ -67,7 +67,7 @@ def test_a_result_can_ask_for_a_checkpoint(world):
     assert [kept.step for kept in world.channel.checkpoints] == [2]
 
 
-def test_a_restored_class_goes_on(world):
+def test_a_restored_class_continues(world):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
     run_trial(Counter, world.restored(stop=(Condition("training_iteration", 5),)))
 
@@ -108,7 +108,7 @@ def test_a_function_that_returns_is_finished_without_another_result(world):
 
 
 @pytest.mark.parity(48)
-def test_a_function_goes_on_from_its_checkpoint(world):
+def test_a_function_continues_from_its_checkpoint(world):
     def train(config):
         kept = get_checkpoint()
         first = 0 if kept is None else kept.to_dict()["epoch"]

@@ -77,7 +77,7 @@ def test_train_steps_once_and_fills_in_the_automatic_keys(tmp_path):
 
 @pytest.mark.parity(41, 169)
 @pytest.mark.parametrize("form", ["folder", "dict", "path"])
-def test_a_restored_object_goes_on_from_what_was_saved(tmp_path, form):
+def test_a_restored_object_continues_from_what_was_saved(tmp_path, form):
     config = {"as": form}
     before = Counter(config, logdir=str(tmp_path))
     before.train()

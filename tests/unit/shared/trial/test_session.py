@@ -84,7 +84,7 @@ def test_a_trial_runs_ahead_to_its_horizon_and_waits_there(world):
 
 
 @pytest.mark.parity(129)
-def test_a_trial_goes_on_only_when_the_horizon_has_grown_beyond_its_result(world):
+def test_a_trial_continues_only_when_the_horizon_has_grown_beyond_its_result(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for += [world.order(up_to(1)), world.order(up_to(2))]
 

@@ -88,7 +88,7 @@ def test_batches_end_at_their_size(spool):
     assert [batch.count for batch in outbox.take(9)] == [BLOCK_EVENTS, 1]
 
 
-def test_numbers_go_on_where_an_earlier_outbox_ended(spool):
+def test_numbers_continue_where_an_earlier_outbox_ended(spool):
     outbox = Outbox(MemoryBudget(spool), last=41)
     fill(outbox, 2)
     outbox.rewind()

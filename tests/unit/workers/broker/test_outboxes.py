@@ -148,7 +148,7 @@ def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(stream_state):
     assert stream_state.outboxes.keys == ()
 
 
-def test_numbers_go_on_when_an_experiment_that_was_forgotten_comes_back(stream_state):
+def test_numbers_continue_when_an_experiment_that_was_forgotten_comes_back(stream_state):
     stream_state.add("a", 5)
     stream_state.sent()
     stream_state.outboxes.appended("a")

@@ -237,7 +237,7 @@ def test_what_was_fetched_to_look_at_is_no_base(world):
     world.finish(second)
 
 
-def test_uploads_of_a_trial_go_on_when_its_host_is_gone_and_its_experiment_is_used(world):
+def test_uploads_of_a_trial_continue_when_its_host_is_gone_and_its_experiment_is_used(world):
     process = world.process()
     first, second = process.save(), process.save()
     process.die()
@@ -320,7 +320,7 @@ def test_ten_hosts_wait_for_one_download(world):
     assert len(world.transfers.downloads) == 1
 
 
-def test_a_store_that_gives_trouble_is_told_until_it_goes_on(world):
+def test_a_store_that_gives_trouble_is_told_until_it_continues(world):
     ref = elsewhere(world)
     process = world.process(restore=(ref,))
     process.fetch(ref)

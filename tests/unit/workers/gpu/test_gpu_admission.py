@@ -166,7 +166,7 @@ def test_who_was_kept_for_reuse_gets_no_trial_on_a_device_that_is_withheld(node)
     assert TrialPaused("b", 1) in node.events
 
 
-def test_trials_that_run_on_a_device_that_is_withheld_go_on(node):
+def test_trials_that_run_on_a_device_that_is_withheld_continue(node):
     node.run("a", "h1", 10, "A")
     node.gpus.snapshot(("A", 79))
     node.pass_time(30)

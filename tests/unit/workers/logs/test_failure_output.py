@@ -137,12 +137,12 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(failure_output, "TIMEOUT_S", 0.02)
-    goes_on = threading.Event()
+    continues = threading.Event()
     asked = []
 
     def read(folder, printed):
         asked.append(folder)
-        goes_on.wait()
+        continues.wait()
         return {"stdout": b"read\n"}
 
     with World(tmp_path, read=read) as world:
@@ -151,7 +151,7 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
             assert world.last.output == ""
         eventually(lambda: asked)  # the thread may begin after the loop's timeout
         assert len(asked) == 1
-        goes_on.set()
+        continues.set()
         monkeypatch.setattr(failure_output, "TIMEOUT_S", 60.0)
         while not world.last.output:
             world.say(failed())

@@ -48,7 +48,7 @@ def test_a_file_above_the_limit_keeps_its_newest_half_in_whole_lines(tmp_path):
     assert first == b"[%d bytes of older output dropped]\n" % (12000 - len(b"".join(rest)))
 
 
-def test_whoever_writes_to_a_shortened_file_goes_on_at_its_end(tmp_path):
+def test_whoever_writes_to_a_shortened_file_continues_at_its_end(tmp_path):
     path = tmp_path / "stdout"
     with open(path, "ab", buffering=0) as writer:
         writer.write(lines(1000))

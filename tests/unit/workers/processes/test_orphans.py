@@ -30,7 +30,7 @@ class World:
     def _done(self) -> None:
         self.is_done = True
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         self.clock.advance(1.0)
         return self.is_done
 
@@ -39,7 +39,7 @@ def test_what_the_node_itself_runs_is_no_orphan():
     world = World()
     with subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as own:
         orphan = subprocess.Popen(SLEEPS, stdin=subprocess.PIPE, start_new_session=True)
-        eventually(world.goes_on)
+        eventually(world.continues)
         assert orphan.pid not in children_of(os.getpid())
         own.communicate(b"\n")
     assert own.returncode == 0
@@ -57,5 +57,5 @@ def test_children_that_another_thread_has_waited_for_are_let_go(monkeypatch, van
     if vanishes == "at last":
         monkeypatch.setattr(os, "kill", lambda *_: None)
     for _ in range(3):
-        world.goes_on()
+        world.continues()
     assert world.is_done is (vanishes == "at first")

@@ -139,14 +139,14 @@ def test_a_store_that_does_not_answer_holds_up_no_other(performing):
     performing.answer(performing.upload("quick", "s3://b/other"))
 
 
-def test_few_transfers_go_on_at_the_same_time(performing, stores):
+def test_few_transfers_continue_at_the_same_time(performing, stores):
     for _ in range(20):
         performing.upload("slow")
     eventually(lambda: stores.going_on)
     assert len(stores.going_on) <= 4
 
 
-def test_a_transfer_can_be_left_while_it_goes_on(performing, stores):
+def test_a_transfer_can_be_left_while_it_continues(performing, stores):
     number = performing.upload("slow")
     eventually(lambda: stores.going_on)
     performing.performer.obey(AbandonTransfer(number))
@@ -188,7 +188,7 @@ def test_a_number_may_be_ordered_anew_after_it_failed(performing):
         ("broken", "RuntimeError: nobody thought of this", False),
     ],
 )
-def test_a_failure_is_answered_and_the_next_transfer_goes_on(performing, key, reason, is_corrupt):
+def test_a_failure_is_answered_and_the_next_transfer_continues(performing, key, reason, is_corrupt):
     number = performing.download(key)
     assert performing.answer(number) == TransferFailed(number, reason, is_corrupt)
     assert isinstance(performing.answer(performing.download("quick")), TransferDone)

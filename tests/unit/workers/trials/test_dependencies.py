@@ -124,7 +124,7 @@ def test_code_that_can_be_read_where_it_is_is_not_fetched(world):
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
-def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, is_corrupt):
+def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_continues(world, is_corrupt):
     world.supervisor.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
     failed, freed = world.events
@@ -137,7 +137,7 @@ def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, 
     assert freed == SlotFreed("a", 1)
     assert world.fetcher.under_way == {}
     world.supervisor.obey([order("a", begin(bundle=far("b")))])
-    assert len(world.fetcher.asked) == 2, "it is over"
+    assert len(world.fetcher.asked) == 2, "it has ended"
 
 
 def test_a_fetch_that_fails_by_the_nodes_own_disk_is_said_to_be_that(world):

@@ -63,7 +63,7 @@ def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> N
     (order,) = story.hear_again()
 
     assert before != counted == comparable(story.runner)
-    assert story.runner.acknowledged == {NODE: 6}, "numbering goes on"
+    assert story.runner.acknowledged == {NODE: 6}, "numbering continues"
     assert isinstance(order, c.ReattachTrial)
     assert (order.is_wanted, order.pause, order.stop) == (True, False, False)
     start = order.start
@@ -84,7 +84,7 @@ def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(st
     assert story.runner.uploading == 0
 
 
-def test_f08_what_a_node_says_of_a_trial_that_went_on_elsewhere_changes_nothing(story) -> None:
+def test_f08_what_a_node_says_of_a_trial_that_continued_elsewhere_changes_nothing(story) -> None:
     story.lose()
     take_over(story)
     (order,) = story.hear_again()
@@ -115,7 +115,7 @@ def test_two_nodes_that_were_both_lost_give_the_trial_to_the_one_that_had_it_las
     assert trial(story).status == "RUNNING"
 
 
-def test_a_trial_that_paused_when_its_node_went_away_goes_on_pausing() -> None:
+def test_a_trial_that_paused_when_its_node_went_away_continues_pausing() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     story.pause("a", 1)

@@ -110,7 +110,7 @@ def test_what_is_kept_in_the_end_does_not_depend_on_when_uploads_end(order: tupl
 
 
 @pytest.mark.parity(103)
-def test_a_host_on_the_node_that_wrote_it_may_go_on_from_what_is_not_committed() -> None:
+def test_a_host_on_the_node_that_wrote_it_may_continue_from_what_is_not_committed() -> None:
     trial = Trial()
     trial.write("a", 1)
     trial.commit("a", 1)

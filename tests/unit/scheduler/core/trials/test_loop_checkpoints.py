@@ -23,7 +23,7 @@ from tunemq_shared.protocol import messages as m
 class PausesAtOne(TrialScheduler):
     """Pauses each trial once and resumes it on request."""
 
-    may_go_on = True
+    may_continue = True
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
@@ -38,7 +38,7 @@ class PausesAtOne(TrialScheduler):
         self.ends.append(("complete", trial.trial_id))
 
     def choose_trial_to_run(self, runner):
-        fresh = (one for one in runner.waiting() if self.may_go_on or one.status == "PENDING")
+        fresh = (one for one in runner.waiting() if self.may_continue or one.status == "PENDING")
         return next(fresh, None)
 
 
@@ -50,7 +50,7 @@ def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parity(68, 172)
-def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_attempt() -> None:
+def test_a_trial_is_paused_with_a_reason_and_continues_in_a_new_attempt() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=1)
     assert ("start", "t_00000", 2) in paused_once(loop)
     (decided,) = [
@@ -65,14 +65,14 @@ def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_attempt() -> None:
 @pytest.mark.parity(68)
 def test_a_new_trial_gets_the_slot_of_one_that_is_paused() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=2)
-    loop.loop.algorithms.scheduler.may_go_on = False
+    loop.loop.algorithms.scheduler.may_continue = False
     assert ("start", "t_00001", 1) in paused_once(loop)
     assert loop.loop.trials["t_00000"].status == "PAUSED"
 
 
 def test_a_search_whose_paused_trials_are_never_chosen_ends_and_says_so() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=1)
-    loop.loop.algorithms.scheduler.may_go_on = False
+    loop.loop.algorithms.scheduler.may_continue = False
     with pytest.raises(SearchFailed, match=r"all 1 trials .* are PAUSED, and PausesAtOne lets"):
         paused_once(loop)
 
@@ -80,7 +80,7 @@ def test_a_search_whose_paused_trials_are_never_chosen_ends_and_says_so() -> Non
 def test_a_paused_trial_that_is_stopped_is_told_as_removed() -> None:
     scheduler = PausesAtOne()
     loop = Loop(scheduler=scheduler, trials=2)
-    scheduler.may_go_on = False
+    scheduler.may_continue = False
     paused_once(loop)
     loop.loop.request_stop("somebody said so", trial="t_00000")
     loop.turn()
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() 
     log = loop.batch(1, damaged, started())
     (told,) = [line[1] for line in log if line[0] == "notices"]
     assert "a/checkpoint_1-2" in told
-    assert "goes on from a/checkpoint_1-1 instead" in told
+    assert "continues from a/checkpoint_1-1 instead" in told
     assert loop.loop.has_leftovers
 
 
@@ -138,7 +138,7 @@ def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
     assert log[0][0] == "journal"
 
 
-def test_the_search_goes_on_with_new_configurations_before_it_resumes_what_was_paused() -> None:
+def test_the_search_continues_with_new_configurations_before_it_resumes_what_was_paused() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=2)
     assert ("start", "t_00001", 1) in paused_once(loop)
 

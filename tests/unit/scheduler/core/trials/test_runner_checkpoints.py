@@ -50,7 +50,9 @@ def test_a_written_checkpoint_is_recorded_when_it_is_committed() -> None:
     assert (kept(story), story.runner.uploading) == (["a/1-1"], 0)
 
 
-def test_on_its_node_a_trial_goes_on_from_the_written_one_elsewhere_from_a_committed_one() -> None:
+def test_on_its_node_a_trial_continues_from_the_written_one_elsewhere_from_a_committed_one() -> (
+    None
+):
     story = running()
     story.die("a")
     story.free("a")
@@ -358,7 +360,7 @@ def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
     assert not trial.is_restoring
 
 
-def test_where_there_is_a_limit_for_all_trials_those_that_are_over_keep_the_best() -> None:
+def test_where_there_is_a_limit_for_all_trials_those_that_have_ended_keep_the_best() -> None:
     keep = RetentionPolicy(score_attribute="acc", in_experiment=2)
     story = Story(cpus=8.0, keep=keep)
     gone: list[list[str]] = []

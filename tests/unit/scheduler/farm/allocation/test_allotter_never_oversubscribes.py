@@ -59,11 +59,11 @@ def test_nothing_is_ever_held_twice(seed: int, actions: list[tuple[Any, ...]]) -
     numbers = itertools.count(2)
     for kind, *rest in actions:
         _act(farm, kind, rest, numbers)
-        _go_on(farm, 1.0)
-    _go_on(farm, 1500.0)
+        _continue(farm, 1.0)
+    _continue(farm, 1500.0)
 
 
-def _go_on(farm: SharedFarm, seconds: float) -> None:
+def _continue(farm: SharedFarm, seconds: float) -> None:
     until = farm.now + seconds
     while farm.now < until:
         farm.run(min(until, farm.now + max(0.5, seconds / 40)))
@@ -83,9 +83,9 @@ def _act(farm: SharedFarm, kind: str, rest: list[Any], numbers: itertools.count[
     known, silent = sorted(farm.nodes), sorted(farm.silent)
     names = sorted(farm.experiments)
     if kind == "wait":
-        _go_on(farm, 1.0 + place)
+        _continue(farm, 1.0 + place)
     elif kind == "wait long":
-        _go_on(farm, 300.0 * place)
+        _continue(farm, 300.0 * place)
     elif kind == "join":
         farm.join(node(f"n{next(numbers)}", place % 3, 4.0))
     elif kind == "lose" and known:
@@ -97,11 +97,11 @@ def _act(farm: SharedFarm, kind: str, rest: list[Any], numbers: itertools.count[
     elif kind == "pause" and names:
         name = names[place % len(names)]
         farm.allocator.experiment_paused(name, 5.0 if place % 2 else None)
-        _go_on(farm, 30.0)
+        _continue(farm, 30.0)
         farm.allocator.experiment_resumed(name)
     elif kind == "drain" and known:
         farm.allocator.node_drained(known[place % len(known)], 5.0 if place % 2 else None)
-        _go_on(farm, 30.0)
+        _continue(farm, 30.0)
         farm.allocator.node_resumed(known[place % len(known)])
     elif kind in {"withhold", "use again"} and known:
         name = known[place % len(known)]

@@ -151,7 +151,7 @@ def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(expe
     experiment.attach()
     process_exit = experiment.ends(0)
     assert process_exit.outcome is ExperimentOutcome.DIED
-    assert "exit code 0 without saying that the search is over" in process_exit.text
+    assert "exit code 0 without saying that the search has ended" in process_exit.text
     assert experiment.nodes.became == "left"
 
 

@@ -322,7 +322,7 @@ def test_an_address_that_is_taken_is_refused(server):
     taken = server.address.removeprefix("http://").removesuffix("/metrics")
     with pytest.raises(ConfigError, match=f"--metrics {taken} cannot be used"):
         MetricsServer(taken)
-    with pytest.raises(ConfigError, match="--metrics 'nonsense' is not usable"):
+    with pytest.raises(ConfigError, match="--metrics 'nonsense' is invalid"):
         MetricsServer("nonsense")
 
 

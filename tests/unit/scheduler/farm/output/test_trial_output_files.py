@@ -71,7 +71,7 @@ def test_an_attempt_begins_at_its_own_beginning(printed):
     assert printed.read() == b"one\nagain\n"
 
 
-def test_a_file_that_was_shortened_goes_on(printed):
+def test_a_file_that_was_shortened_continues(printed):
     printed.come(piece(0, b"0123456789"), piece(0, b"[x]9", turn=1), piece(4, b"abc", turn=1))
     assert printed.read() == b"0123456789[x]9abc"
 
@@ -83,7 +83,7 @@ def test_s03_a_piece_that_somebody_says_again_is_not_added_again(printed):
     assert printed.read() == b"one\ntwo\n[x]\n"
 
 
-def test_the_next_scheduler_goes_on_where_this_one_was(printed, tmp_path):
+def test_the_next_scheduler_continues_where_this_one_was(printed, tmp_path):
     assert printed.files.asks()[-1] == "0-0"
     printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
     assert files_of(tmp_path).asks()[-1] == "2-0"

@@ -24,7 +24,7 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
         ),
         (
             ExperimentEnvironment(python="/opt/py\0"),
-            r"settings\.python: '/opt/py\\x00' is not usable",
+            r"settings\.python: '/opt/py\\x00' is invalid",
         ),
         (
             ExperimentEnvironment(python="venv/bin/python"),
@@ -38,7 +38,7 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
             ExperimentEnvironment(preload=("a..b",)),
             r"settings\.preload: 'a\.\.b' is no name of a module",
         ),
-        (ExperimentEnvironment(python="./" + "x" * 10_000), r"x\.\.\.' is not usable"),
+        (ExperimentEnvironment(python="./" + "x" * 10_000), r"x\.\.\.' is invalid"),
     ],
 )
 def test_what_is_of_no_use_is_named_with_what_is(settings, told):

@@ -181,7 +181,7 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
 
 
 @pytest.mark.parametrize(
-    "is_over", [False, True], ids=["its search goes on", "its trials are done"]
+    "is_over", [False, True], ids=["its search continues", "its trials are done"]
 )
 def test_process_that_says_nothing_is_ended(tmp_path, monkeypatch, is_over):
     monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)

@@ -23,7 +23,7 @@ def test_pages_of_any_size_are_the_file(tmp_path):
         assert offset == page.size
 
 
-def test_bytes_that_are_no_text_go_on_all_the_same(tmp_path):
+def test_bytes_that_are_no_text_continue_all_the_same(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"\xff\xfe\xf0" * 5)
     offset = 0

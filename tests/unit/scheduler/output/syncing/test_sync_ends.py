@@ -71,7 +71,7 @@ def test_waiting_for_all_lists_every_failure_once(
 
 
 @pytest.mark.parity(166)
-def test_a_failure_that_a_later_sync_mended_is_none(
+def test_a_failure_that_a_later_sync_fixed_is_none(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(), trial_in(folder)

@@ -52,7 +52,7 @@ def test_a_store_elsewhere_is_named_at_the_beginning_and_at_the_end(shown):
     assert "  checkpoints in s3://bucket/train_mnist" in shown.lines()
 
 
-def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_goes_on(shown):
+def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_continues(shown):
     trial = shown.search.trials[0]
     for reason in ("connection refused", "connection refused by 127.0.0.1"):
         trial.waits = ("save", reason)
@@ -71,7 +71,7 @@ def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_goes_on(s
     assert shown.lines() == ["[00:00:02] trial ab12_00000 no longer waits for the store"]
 
 
-def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_goes_on(shown):
+def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_continues(shown):
     trial = shown.search.trials[0]
     trial.waits = ("device", "GPU A: memory not given back")
     shown.display.trial_waits(trial)
@@ -108,7 +108,7 @@ def test_a_trial_that_died_while_it_waited_says_so_again_when_it_waits_again(sho
     assert sum("restoring: waits for the store" in line for line in shown.lines()) == 2
 
 
-def test_the_clock_goes_on_where_an_earlier_run_ended(shown):
+def test_the_clock_continues_where_an_earlier_run_ended(shown):
     shown.search.elapsed_s = 60.0
     shown.display.begin(shown.search)
     shown.clock.now += 5
@@ -134,7 +134,7 @@ def test_a_trial_that_is_tried_again_says_so(shown):
     assert "started again (attempt 2) on node-a" in shown.lines()[0]
 
 
-def test_a_trial_that_goes_on_after_a_pause_says_so_and_counts_no_attempt(shown):
+def test_a_trial_that_continues_after_a_pause_says_so_and_counts_no_attempt(shown):
     trial = shown.search.trials[0]
     trial.attempt = 2
     shown.display.trial_started(trial)

@@ -167,7 +167,7 @@ def test_a_deregistration_names_who_leaves_and_is_removed():
 
 
 @pytest.mark.parametrize("sign_of_life", ["lease", "batch"])
-def test_a_node_of_the_scheduler_before_goes_on_and_gets_orders_of_our_own_term(sign_of_life):
+def test_a_node_of_the_scheduler_before_continues_and_gets_orders_of_our_own_term(sign_of_life):
     registry = registry_of(5)
     registry.expect(mine(registry), JOINED, 3)
     settle(registry)
