@@ -524,3 +524,28 @@ def test_bringing_a_search_that_is_cut_off_before_its_end_can_be_repeated(
     assert recover(folder / FILE_NAME).turn == len(TURNS)
     assert read_record(str(folder)) == record
     assert [one.name for one in folder.iterdir()] == [FILE_NAME]
+
+
+def test_copy_keeps_the_turns_before_a_snapshot_until_it_may_begin_with_it(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    """The results in these turns may be in no file of the store yet."""
+    allowed = 0
+    state: State = ((), ())
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects, SIGNER, may_copy=lambda number: number <= allowed)
+        is_copied(copied)
+        for turn in TURNS:
+            journal.append(turn)
+            is_copied(copied)
+            take_snapshot(journal, state)
+        assert not any("snapshot" in name for name in names(objects))
+        found = fetch_journal(objects, tmp_path / "all", SIGNER)
+        assert (found.turn, len(list(found.turns))) == (len(TURNS), len(TURNS))
+
+        allowed = journal.position.snapshot
+        journal.append(TURNS[0])
+        eventually(lambda: any("snapshot" in name for name in names(objects)))
+        assert copied.close()
+    found = fetch_journal(objects, tmp_path / "rest", SIGNER)
+    assert (found.turn, len(list(found.turns))) == (len(TURNS) + 1, 1)

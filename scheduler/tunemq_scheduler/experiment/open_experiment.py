@@ -93,34 +93,36 @@ class OpenExperiment:
         """Return the seconds for which a scheduler ran this experiment, earlier runs included."""
         return self._before + time.monotonic() - self._began
 
-    def take_snapshot(self) -> None:
+    def take_snapshot(self) -> bool:
         """Write a snapshot, which shortens the journal, if it is due and would lose nothing.
 
-        Called once a turn.
+        Called once a turn; returns whether it wrote one.
 
         Raises:
             StoreError: the trials' files cannot be synced to disk.
             JournalError: the snapshot cannot be written.
         """
         if not self.journal.wants_snapshot or self.journal.turn < self._asked_again:
-            return
+            return False
         if self.unsynced.is_held:
-            return
+            return False
         # First, because syncing many files would be wasted if an algorithm has no state.
         states = None if self.unsynced.is_settling else self.driver.algorithms.get_state()
         if states is None and not self.unsynced.is_settling:
             self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
             self.unsynced.forget()
-            return
+            return False
         if not self.unsynced.settle():
-            return
+            return False
         states = states or self.driver.algorithms.get_state()
         if states is None:
-            return
+            return False
         runner = self.runner
         taken = JournalSnapshot(state=dump(runner), algorithms=states)
-        if self.journal.snapshot(taken, runner.changed_summaries()):
+        is_taken = self.journal.snapshot(taken, runner.changed_summaries())
+        if is_taken:
             runner.forget_changes()
+        return is_taken
 
 
 def open_new(

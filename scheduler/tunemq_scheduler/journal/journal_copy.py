@@ -64,6 +64,8 @@ class JournalCopy:
         copied: called in the copying thread when `turn` has grown.
         check: called before the copy becomes the one that counts and others are deleted; raises
             `RunSuperseded` if another run has the store, which ends the copy.
+        may_copy: whether the copy may begin with this snapshot instead of the turns before it;
+            False while the store lacks files that were written because of those turns.
     """
 
     journal: Journal
@@ -72,6 +74,7 @@ class JournalCopy:
     _: KW_ONLY
     copied: Callable[[], None] = lambda: None
     check: Callable[[], None] = lambda: None
+    may_copy: Callable[[int], bool] = lambda _snapshot: True
 
     def __post_init__(self) -> None:
         """Start the thread."""
@@ -84,8 +87,12 @@ class JournalCopy:
         #: For each growing file: the copied bytes, and the small pieces.
         self._sent: dict[str, int] = {}
         self._small: dict[str, list[tuple[int, int]]] = {}
+        #: The newest copied snapshot.
+        self._snapshot = 0
         #: The first segment that the newest copied snapshot needs.
         self._base = 0
+        #: The segments that are copied to their ends.
+        self._whole: set[int] = set()
         self._notices: deque[str] = deque()
         self._is_in_trouble = False
         #: When to compare the copy with the store's listing; 0 means at once, after a failure.
@@ -187,6 +194,7 @@ class JournalCopy:
         except StoreError:
             raise
         except FileNotFoundError:  # later snapshots have replaced it
+            self._closing.wait(PERIOD_S)
             self._due.set()
             return
         except OSError as error:
@@ -201,16 +209,18 @@ class JournalCopy:
         tuner = folder.parent / TUNER
         if not self._is_ready and tuner.exists():  # constant while the journal is open
             self._send_all(tuner)
-        self._send_grown(folder / HISTORY, at.history)
-        if at.snapshot:
+        if at.snapshot > self._snapshot and (not self._is_ready or self.may_copy(at.snapshot)):
+            self._send_grown(folder / HISTORY, at.history)
             self._send_all(snapshot_file(folder, at.snapshot))
-        first = max(1, at.snapshot)
+            self._snapshot = at.snapshot
+        first = max(1, self._snapshot)
         for number in range(first, at.segment + 1):
             path = turns_file(folder, number)
             if number == at.segment:
                 self._send_grown(path, at.offset)
-            else:
+            elif number not in self._whole:
                 self._send_all(path)
+                self._whole.add(number)
         if not self._is_ready:
             self._tried(self.check)
             self._put_ready()

@@ -42,7 +42,9 @@ class SyncQueue:
         check: called in the transfer's thread first; raises if the transfer must not begin.
         on_end: called in the transfer's thread at its end.
         progress: the newest iteration of its trial, and its seconds of training.
+        changed_at: when a file of it was last written for sure.
         synced_at: when a transfer was last launched.
+        copied_at: when the last transfer that copied the folder was launched.
         wants_copy: whether the next transfer copies the folder; otherwise it only deletes
             checkpoints.
         is_last: whether no transfer follows once none is due.
@@ -57,7 +59,9 @@ class SyncQueue:
     on_end: Callable[[], None]
     check: Callable[[CancelToken], None] = lambda _cancel: None
     progress: tuple[float, float] = (0, 0.0)
+    changed_at: float = -math.inf
     synced_at: float = -math.inf
+    copied_at: float = -math.inf
     wants_copy: bool = False
     is_last: bool = False
 
@@ -131,7 +135,13 @@ class SyncQueue:
                 self._expected.discard(name)
                 return TuneError(f"{self._path(name)} was not there to be copied")
         self._expected.difference_update(work.expected)
+        if work.copies:
+            self.copied_at = self.synced_at
         return None
+
+    def has_copied(self, until: float) -> bool:
+        """Whether all that was written until then has been copied."""
+        return self.copied_at >= min(self.changed_at, until)
 
     def cancel(self) -> None:
         """Ask the running transfer to end soon; returns immediately."""

@@ -142,6 +142,7 @@ class SyncerCallback(LoggerCallback):
         """Mark the folder as due if the trial ran long enough and its last sync is a period ago."""
         del iteration
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
+        sync_queue.changed_at = time.monotonic()
         # A result without these keys does not delay its trial's sync.
         sync_queue.progress = (
             result.get("training_iteration", self._min_iterations),
@@ -172,6 +173,7 @@ class SyncerCallback(LoggerCallback):
         del failed
         sync_queue = self._sync_queue(os.path.basename(trial.local_path))
         sync_queue.is_last = True
+        sync_queue.changed_at = time.monotonic()
         self._want(sync_queue)
 
     def flush(self) -> None:
@@ -212,6 +214,19 @@ class SyncerCallback(LoggerCallback):
         """Copy these trials' folders at the end, whether or not their trials continue."""
         for folder in folders:
             self._sync_queue(os.path.basename(folder))
+
+    def copy_changed(self) -> float:
+        """Copy the folders with new results soon; return the time for `has_copied`."""
+        for sync_queue in self._sync_queues.values():
+            if sync_queue.copied_at < sync_queue.changed_at:
+                self._want(sync_queue)
+        return time.monotonic()
+
+    def has_copied(self, until: float) -> bool:
+        """Whether all results of trials until then are at the destination."""
+        return not self._failures and all(
+            sync_queue.has_copied(until) for sync_queue in self._sync_queues.values()
+        )
 
     def give_up(self) -> None:
         """Make `on_experiment_end` return now, with the files synced so far."""
