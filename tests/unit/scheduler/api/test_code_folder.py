@@ -16,21 +16,21 @@ def script(tmp_path):
     return path
 
 
-def test_a_script_that_needs_nothing_beside_it_is_sent_alone(script):
+def test_script_without_local_imports_is_uploaded_alone(script):
     (script.parent / "other.py").write_text("")
     assert code_place(script) == (script, "train.py")
 
 
 @pytest.mark.parametrize("line", ["import data", "from data import x", "import data.y as z"])
 @pytest.mark.parametrize("beside", ["data.py", "data/__init__.py", "data/y.py"])
-def test_one_that_imports_what_lies_beside_it_is_sent_with_its_folder(script, line, beside):
+def test_script_with_local_imports_is_uploaded_with_its_folder(script, line, beside):
     (script.parent / beside).parent.mkdir(exist_ok=True)
     (script.parent / beside).write_text("")
     script.write_text(f"def f():\n    {line}\n")
     assert code_place(script) == (script.parent, "train.py")
 
 
-def test_a_folder_that_is_named_holds_the_script(script, tmp_path):
+def test_code_folder_that_does_not_hold_the_script_is_rejected(script, tmp_path):
     assert code_place(script, str(tmp_path)) == (tmp_path, "project/train.py")
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(ConfigError, match="is not in"):
@@ -39,7 +39,7 @@ def test_a_folder_that_is_named_holds_the_script(script, tmp_path):
         code_place(script, str(tmp_path / "nowhere"))
 
 
-def test_a_script_and_its_tuner_are_named_together(script, monkeypatch):
+def test_script_name_with_a_tuner_is_split_at_the_colon(script, monkeypatch):
     monkeypatch.chdir(script.parent)
     assert script_name("train.py") == (script, "tuner")
     assert script_name("train.py:other") == (script, "other")
@@ -49,7 +49,7 @@ def test_a_script_and_its_tuner_are_named_together(script, monkeypatch):
         script_name("train.py:not a name")
 
 
-def test_what_is_no_python_is_refused(script):
+def test_script_that_is_not_python_is_rejected(script):
     (script.parent / "train.sh").write_text("echo")
     with pytest.raises(ConfigError, match="its name must end in"):
         script_name(str(script.parent / "train.sh"))

@@ -20,7 +20,7 @@ def pickled(trainable, space=None, tune_config=None, run_config=None):
     )
 
 
-def test_what_comes_out_is_what_went_in():
+def test_tuner_pickled_and_loaded_is_unchanged():
     def train(config, data):
         return {"loss": config["x"] + len(data)}
 
@@ -41,7 +41,7 @@ def test_what_comes_out_is_what_went_in():
     assert list(loaded.param_space) == ["x"]
 
 
-def test_what_cannot_be_pickled_is_named():
+def test_tuner_with_an_unpicklable_part_names_it():
     lock = threading.Lock()
 
     def train(config):
@@ -53,7 +53,7 @@ def test_what_cannot_be_pickled_is_named():
         pickled(print, {"x": lock})
 
 
-def test_another_version_of_python_is_refused_and_both_are_named():
+def test_pickle_of_another_python_version_is_rejected_with_both_versions():
     data = msgspec.msgpack.decode(pickled(print))
     with pytest.raises(ConfigError, match=r"python 2\.7, and this farm's scheduler has python 3"):
         load_tuner_parts(msgspec.msgpack.encode({**data, "python": "2.7"}))

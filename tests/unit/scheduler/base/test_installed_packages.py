@@ -20,7 +20,7 @@ def module(monkeypatch):
     return module
 
 
-def test_a_package_that_another_thread_is_importing_is_waited_for(monkeypatch, module):
+def test_package_that_another_thread_imports_is_waited_for(monkeypatch, module):
     monkeypatch.delitem(sys.modules, NAME)
     is_imported: list[bool] = []
 

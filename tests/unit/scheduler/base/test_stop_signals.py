@@ -35,7 +35,7 @@ def caught() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def test_ctrl_c_asks_the_search_to_stop_and_is_raised_behind_it(search):
+def test_ctrl_c_stops_the_search_and_is_raised_after_it(search):
     def run() -> None:
         with search.signals:
             signal.raise_signal(signal.SIGINT)
@@ -47,7 +47,7 @@ def test_ctrl_c_asks_the_search_to_stop_and_is_raised_behind_it(search):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_sigterm_asks_the_search_to_stop_and_reaches_the_users_handler_behind_it(search, caught):
+def test_sigterm_stops_the_search_and_then_calls_the_users_handler(search, caught):
     with search.signals:
         signal.raise_signal(signal.SIGTERM)
         assert (search.asked, caught) == (["SIGTERM"], [])
@@ -55,7 +55,7 @@ def test_sigterm_asks_the_search_to_stop_and_reaches_the_users_handler_behind_it
     assert caught == [signal.SIGTERM]
 
 
-def test_a_second_ctrl_c_stops_at_once_and_a_third_one_where_the_script_is(search):
+def test_second_ctrl_c_stops_at_once_and_third_interrupts_the_script(search):
     reached: list[int] = []
 
     def run() -> None:
@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_stops_at_once_and_a_third_one_where_the_script_is(searc
     assert reached == [1, 2]
 
 
-def test_what_fails_because_everything_was_killed_is_still_an_interrupt(search):
+def test_error_after_an_interrupt_is_raised_as_the_interrupt(search):
     def run() -> None:
         with search.signals:
             signal.raise_signal(signal.SIGINT)
@@ -90,7 +90,7 @@ def test_ctrl_c_after_sigterm_stops_at_once(search, caught):
     assert caught == [signal.SIGTERM]
 
 
-def test_without_a_signal_the_users_handlers_are_back_and_nothing_is_raised(search, caught):
+def test_search_without_a_signal_restores_the_users_handlers(search, caught):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with search.signals:
         assert signal.getsignal(signal.SIGINT) is not before[0]
@@ -99,7 +99,7 @@ def test_without_a_signal_the_users_handlers_are_back_and_nothing_is_raised(sear
     assert (search.asked, caught) == ([], [])
 
 
-def test_an_error_of_the_search_is_not_hidden_by_the_interrupt(search):
+def test_search_error_is_not_hidden_by_the_interrupt(search):
     def run() -> None:
         with search.signals:
             signal.raise_signal(signal.SIGINT)
@@ -109,7 +109,7 @@ def test_an_error_of_the_search_is_not_hidden_by_the_interrupt(search):
         run()
 
 
-def test_a_signal_that_the_script_ignores_stays_ignored(search):
+def test_signal_that_the_script_ignores_stays_ignored(search):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with search.signals:
@@ -120,7 +120,7 @@ def test_a_signal_that_the_script_ignores_stays_ignored(search):
     assert search.asked == []
 
 
-def test_in_another_thread_nothing_is_touched(search):
+def test_search_in_another_thread_leaves_signal_handlers_alone(search):
     before = signal.getsignal(signal.SIGINT)
     seen: list[object] = []
 

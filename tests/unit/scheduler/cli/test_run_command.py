@@ -46,7 +46,9 @@ def project(tmp_path, monkeypatch):
         ("report loss=1", 64, "no trial runs here"),
     ],
 )
-def test_wrong_use_is_told_before_anything_starts(project, arguments, code, told, capsys):
+def test_run_command_with_invalid_options_fails_before_anything_starts(
+    project, arguments, code, told, capsys
+):
     try:
         given = main(arguments.split())
     except SystemExit as end:
@@ -57,6 +59,6 @@ def test_wrong_use_is_told_before_anything_starts(project, arguments, code, told
     assert not (project.parent / "tunemq_results").exists()
 
 
-def test_only_of_run_something_stands_behind_two_dashes():
+def test_two_dashes_divide_arguments_of_the_run_command_only():
     assert divided(["run", "--a", "--", "b", "--", "c"]) == (["run", "--a"], ["b", "--", "c"])
     assert divided(["journal", "show", "--", "-x"]) == (["journal", "show", "--", "-x"], [])

@@ -55,7 +55,7 @@ class Node(Story):
         ({"gpu": 0.25, "gpu_memory": 20 * GB, "accelerator_type:H100": 0.001}, "gpu=0.25"),
     ],
 )
-def test_f23_a_part_of_a_gpu_becomes_a_whole_one_once_and_that_is_no_failure_of_its_own(
+def test_f23_trial_out_of_memory_on_a_gpu_part_gets_a_whole_gpu_once_and_keeps_its_budget(
     request_: dict[str, float], shown: str
 ) -> None:
     node = Node(request_, max_failures=0)
@@ -76,7 +76,7 @@ def test_f23_a_part_of_a_gpu_becomes_a_whole_one_once_and_that_is_no_failure_of_
     assert node.runner.placement.fit({"gpu": 1.0}) is None
 
 
-def test_with_a_whole_gpu_it_is_not_tried_again() -> None:
+def test_trial_out_of_memory_on_a_whole_gpu_is_not_retried() -> None:
     node = Node({"gpu": 0.5}, max_failures=-1)
     assert node.run_out().retried
     record = node.run_out()
@@ -89,11 +89,11 @@ def test_with_a_whole_gpu_it_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("request_", [{"gpu": 1.0}, {"gpu": 2.0, "gpu_memory": GB}, {"cpu": 1.0}])
-def test_who_had_no_part_of_a_gpu_is_not_tried_again(request_: dict[str, float]) -> None:
+def test_trial_without_a_gpu_part_is_not_retried(request_: dict[str, float]) -> None:
     assert not Node(request_, max_failures=-1).run_out().retried
 
 
-def test_where_no_node_has_a_whole_gpu_it_is_not_tried_again() -> None:
+def test_trial_out_of_memory_where_no_node_has_a_whole_gpu_is_not_retried() -> None:
     story = Story(retry_cuda_memory=ALONE)
     story.tell(m.NodeJoined("g.1", "g", "host", "127.0.0.1", {"gpu": 0.5}))
     story.tell(m.ConfigSuggested(0, "a", b"", "", {"gpu": 0.5}))
@@ -103,26 +103,26 @@ def test_where_no_node_has_a_whole_gpu_it_is_not_tried_again() -> None:
     assert story.runner.summary("a").status == "ERROR"
 
 
-def test_a_host_that_died_of_it_is_no_other_case() -> None:
+def test_trial_process_that_died_out_of_gpu_memory_is_retried_alike() -> None:
     assert Node({"gpu": 0.5}).run_out("died").kind == "cuda_memory"
     assert not Node({"gpu": 0.5}, retry_cuda_memory=False).run_out("died").retried
 
 
 @pytest.mark.parametrize("setting", [False, True])
-def test_without_alone_the_request_stays_as_it_is(setting: bool) -> None:
+def test_retry_without_alone_leaves_the_request_unchanged(setting: bool) -> None:
     node = Node({"gpu": 0.5}, retry_cuda_memory=setting, max_failures=1)
     assert node.run_out().retried is setting
     assert node.runner.summary("a").resources == {"gpu": 0.5}
 
 
-def test_other_failures_have_the_budget_that_they_would_have_had() -> None:
+def test_gpu_memory_retry_leaves_the_budget_of_other_failures() -> None:
     node = Node({"gpu": 0.5}, max_failures=1)
     assert node.run_out().retried
     assert node.run_out("user").told == "failure 1 of at most 2"
     assert not node.run_out("user").retried
 
 
-def test_a_log_policy_about_it_keeps_it_away_from_the_node_as_well() -> None:
+def test_log_policy_on_gpu_memory_excludes_the_node_too() -> None:
     node = Node({"gpu": 0.5}, log_rules=(LogRule("out of memory", EXCLUDE_NODE),))
     order = node.choose("a")
     node.tell(m.LogMatched("a", order.attempt, "out of memory", "CUDA out of memory", 0.0))
@@ -131,7 +131,7 @@ def test_a_log_policy_about_it_keeps_it_away_from_the_node_as_well() -> None:
     assert (trial.resources, trial.excluded) == ({"gpu": 1.0}, ["g"])
 
 
-def test_where_the_only_node_is_shunned_for_good_it_ends() -> None:
+def test_trial_whose_only_node_is_excluded_ends() -> None:
     rules = (LogRule("out of memory", EXCLUDE_NODE),)
     node = Node({"gpu": 0.5}, log_rules=rules, nodes_may_come=False)
     order = node.choose("a")

@@ -23,7 +23,7 @@ def used(trial: str, attempt: int, *devices: DeviceUse) -> m.DevicesUsed:
     return m.DevicesUsed(trial, attempt, devices)
 
 
-def test_all_tries_of_a_trial_count_also_those_that_were_lost() -> None:
+def test_devices_used_sum_over_all_attempts_including_lost_ones() -> None:
     story = Story(max_failures=1)
     story.start("a")
     story.die("a")
@@ -37,7 +37,7 @@ def test_all_tries_of_a_trial_count_also_those_that_were_lost() -> None:
     assert story.runner.summary("a").devices_used == TOTAL
 
 
-def test_what_was_used_is_told_after_the_trials_end_and_before_its_host_is_free() -> None:
+def test_devices_used_are_recorded_between_the_trials_end_and_its_freed_slot() -> None:
     story = Story()
     story.start("a")
     story.finish("a")
@@ -48,7 +48,7 @@ def test_what_was_used_is_told_after_the_trials_end_and_before_its_host_is_free(
     assert story.runner.summary("a").devices_used == (FIRST,)
 
 
-def test_it_is_in_snapshots() -> None:
+def test_devices_used_are_in_snapshots() -> None:
     story = Story()
     story.start("a")
     story.tell(used("a", 1, FIRST))
@@ -66,7 +66,7 @@ def shown(capsys: pytest.CaptureFixture[str], *uses: a.DeviceUseRow) -> list[str
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_table_of_trials_shows_it_where_any_had_a_gpu(capsys) -> None:
+def test_table_of_trials_shows_devices_used_where_any_trial_had_a_gpu(capsys) -> None:
     first = a.DeviceUseRow(uuid="A", seconds=10, utilisation=0.5, memory_peak=2e9, energy_j=7200.0)
     other = a.DeviceUseRow(uuid="B", seconds=30, utilisation=0.9, memory_peak=5e9, energy_j=3600.0)
     header, _, line = shown(capsys, first, other)[-3:]

@@ -23,14 +23,14 @@ WORKED_OUT = {"left_behind"}
 RENAMED = {"queue": {"pending", "paused", "passed_over"}}
 
 
-def test_all_that_a_runner_knows_is_written_down() -> None:
+def test_runner_dump_holds_each_attribute_of_the_runner() -> None:
     has = set(vars(TrialRunner(RunnerSettings())))
     known = has - WIRING - ELSEWHERE - WORKED_OUT - set(RENAMED)
     written = set(_State.__struct_fields__) - {"version"} - set().union(*RENAMED.values())
     assert written == known
 
 
-def test_all_that_its_parts_know_is_written_down() -> None:
+def test_runner_dump_holds_each_attribute_of_its_parts() -> None:
     runner = TrialRunner(RunnerSettings())
     assert set(vars(SlotTable())) == {"placement", "_held", "_on_node", "_attempts"}
     assert set(vars(Placement())) == {

@@ -28,7 +28,7 @@ class Limits(ExperimentLimits):
         return [one.key for one in self.drop_surplus()]
 
 
-def test_of_those_that_may_go_the_best_so_many_stay() -> None:
+def test_experiment_limit_keeps_the_best_checkpoints_up_to_the_number() -> None:
     limits = Limits(in_experiment=2)
     for key, score in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
         limits.commit(key, score)
@@ -41,7 +41,7 @@ def test_of_those_that_may_go_the_best_so_many_stay() -> None:
     assert limits.dropped() == ["c"], "of equally good ones the newer stays"
 
 
-def test_over_the_quota_the_worst_goes_first_and_the_best_stays_whatever_its_size() -> None:
+def test_over_the_quota_the_worst_checkpoint_is_dropped_first_and_the_best_stays() -> None:
     limits = Limits(max_bytes=10)
     for key, score, size in (("best", 9.0, 20), ("bad", 1.0, 4), ("worse", 0.0, 4)):
         limits.commit(key, score, size)
@@ -52,7 +52,7 @@ def test_over_the_quota_the_worst_goes_first_and_the_best_stays_whatever_its_siz
     assert limits.dropped() == ["best"], "it is the best no longer"
 
 
-def test_what_is_held_back_stays_and_counts() -> None:
+def test_checkpoint_that_is_held_back_stays_and_counts() -> None:
     limits = Limits(max_bytes=2)
     for key, score in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
         limits.commit(key, score)
@@ -63,7 +63,7 @@ def test_what_is_held_back_stays_and_counts() -> None:
     assert limits.dropped() == ["b"]
 
 
-def test_when_the_best_is_damaged_the_next_best_takes_its_place() -> None:
+def test_damaged_best_checkpoint_is_replaced_by_the_next_best() -> None:
     limits = Limits(max_bytes=1)
     for key, score in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
         limits.commit(key, score)
@@ -74,7 +74,7 @@ def test_when_the_best_is_damaged_the_next_best_takes_its_place() -> None:
     assert "b" in limits
 
 
-def test_without_limits_nothing_is_held() -> None:
+def test_experiment_without_limits_tracks_no_checkpoint() -> None:
     limits = Limits()
     limits.commit("a", 1.0)
     assert "a" not in limits
@@ -84,7 +84,7 @@ def test_without_limits_nothing_is_held() -> None:
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.sampled_from("+-~x")), max_size=60),
     st.sampled_from([{"in_experiment": 2}, {"max_bytes": 9}, {"in_experiment": 3, "max_bytes": 7}]),
 )
-def test_what_stays_is_what_sorting_all_would_say(
+def test_kept_checkpoints_equal_those_of_a_full_sort(
     actions: list[tuple[int, int, str]], rule: dict[str, int]
 ) -> None:
     limits, kept, free = Limits(**rule), dict[str, tuple[int, int, int]](), set[str]()
@@ -116,7 +116,7 @@ def test_what_stays_is_what_sorting_all_would_say(
             assert sum(size for *_, size in kept.values()) <= rule["max_bytes"]
 
 
-def test_a_checkpoint_more_costs_the_same_among_ten_and_among_ten_thousand() -> None:
+def test_adding_a_checkpoint_costs_the_same_among_ten_and_ten_thousand() -> None:
     limits, numbers = Limits(in_experiment=20_000, max_bytes=10_000), itertools.count()
 
     def calls(times: int) -> float:
@@ -146,7 +146,7 @@ def test_a_checkpoint_more_costs_the_same_among_ten_and_among_ten_thousand() -> 
 
 
 @pytest.mark.parametrize("rounds", [1, 50])
-def test_holding_back_and_letting_go_again_leaves_no_litter(rounds: int) -> None:
+def test_holding_back_and_releasing_checkpoints_leaves_no_entries_behind(rounds: int) -> None:
     limits = Limits(in_experiment=1)
     limits.commit("a", 1.0)
     for _ in range(rounds * 100):

@@ -52,7 +52,7 @@ class Tries(Story):
         return self.runner.summary("a").status
 
 
-def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_users() -> None:
+def test_each_failure_kind_has_a_class_and_an_unknown_one_counts_as_the_users() -> None:
     stated = {
         *COUNTED,
         "fetch",
@@ -72,7 +72,7 @@ def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_
 
 @pytest.mark.parity(94, 95)
 @pytest.mark.parametrize("kind", COUNTED)
-def test_a_failure_of_the_trial_counts_towards_max_failures_and_says_which_it_is(kind: str) -> None:
+def test_failure_of_the_trial_counts_towards_max_failures_and_states_its_number(kind: str) -> None:
     tries = Tries(max_failures=2)
     told = [tries.fail_once(kind, new_results=1) for _ in range(3)]
     assert [one.retried for one in told] == [True, True, False]
@@ -93,7 +93,7 @@ def test_failures_of_different_classes_share_max_failures() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fetch", "storage", "restore"])
-def test_trouble_with_checkpoints_has_a_budget_of_its_own_that_a_new_result_renews(
+def test_checkpoint_failures_have_a_separate_budget_that_a_new_result_renews(
     kind: str,
 ) -> None:
     tries = Tries(max_failures=0, max_storage_failures=1)
@@ -105,21 +105,21 @@ def test_trouble_with_checkpoints_has_a_budget_of_its_own_that_a_new_result_rene
     assert tries.runner.summary("a").failures == {kind: 7}
 
 
-def test_a_checkpoint_not_kept_and_one_not_restored_are_counted_apart_and_not_as_errors() -> None:
+def test_failed_saves_and_failed_restores_are_counted_separately_and_not_as_errors() -> None:
     tries = Tries(max_failures=0, max_storage_failures=1)
     assert tries.fail_once("storage").retried
     assert tries.fail_once("restore").retried
     assert tries.fail_once("user").told == "failure 1 of at most 1"
 
 
-def test_a_failure_by_the_nodes_own_disk_never_counts_against_the_trial() -> None:
+def test_failure_of_the_nodes_disk_never_counts_against_the_trial() -> None:
     tries = Tries(max_failures=0, max_storage_failures=0)
     told = {(one.retried, one.told) for one in (tries.fail_once("disk") for _ in range(5))}
     assert told == {(True, "not counted, for the fault is the disk of its node")}
     assert tries.fail_once("user").told == "failure 1 of at most 1"
 
 
-def test_trial_whose_forkserver_died_is_tried_again_where_no_failure_is_allowed() -> None:
+def test_trial_whose_forkserver_died_is_retried_where_no_failure_is_allowed() -> None:
     tries = Tries(max_failures=0, max_node_losses=2)
     for number in (1, 2):
         record = tries.fail_once("forkserver")
@@ -144,7 +144,7 @@ def test_trial_whose_forkserver_dies_each_time_ends_with_a_reason_that_names_it(
 
 
 @pytest.mark.parametrize("kind", ["cuda_memory", "trial_limit"])
-def test_what_would_end_in_the_same_way_is_not_tried_again(kind: str) -> None:
+def test_failure_that_would_repeat_is_not_retried(kind: str) -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1)
     record = tries.fail_once(kind)
     assert (record.retried, record.told) == (
@@ -154,13 +154,13 @@ def test_what_would_end_in_the_same_way_is_not_tried_again(kind: str) -> None:
     assert tries.status == "ERROR"
 
 
-def test_f23_out_of_gpu_memory_counts_as_a_failure_where_a_retry_is_asked_for() -> None:
+def test_f23_out_of_gpu_memory_counts_as_a_failure_where_a_retry_is_configured() -> None:
     tries = Tries(max_failures=1, retry_cuda_memory=True)
     assert tries.fail_once("cuda_memory").told == "failure 1 of at most 2"
     assert not tries.fail_once("user").retried
 
 
-def test_with_minus_one_a_trial_is_tried_for_ever() -> None:
+def test_max_failures_of_minus_one_retries_a_trial_for_ever() -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1)
     for kind in COUNTED + ["fetch", "storage", "restore"] * 10:
         record = tries.fail_once(kind)
@@ -169,7 +169,7 @@ def test_with_minus_one_a_trial_is_tried_for_ever() -> None:
 
 
 @pytest.mark.parametrize("kind", [*COUNTED, "fetch", "disk", "storage", "restore", "cuda_memory"])
-def test_without_a_new_result_the_pauses_grow_from_none_to_a_minute(kind: str) -> None:
+def test_retry_pauses_without_a_new_result_grow_from_zero_to_a_minute(kind: str) -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1, retry_cuda_memory=True)
     pauses = []
     for _ in range(9):
@@ -180,7 +180,7 @@ def test_without_a_new_result_the_pauses_grow_from_none_to_a_minute(kind: str) -
     assert tries.runner.live["a"].not_before == tries.runner.elapsed
 
 
-def test_lost_nodes_make_a_trial_wait_likewise() -> None:
+def test_retry_pauses_grow_after_lost_nodes_too() -> None:
     story = Story(max_node_losses=-1)
     story.add("a")
     pauses = []
@@ -195,7 +195,7 @@ def test_lost_nodes_make_a_trial_wait_likewise() -> None:
     assert story.runner.summary("a").num_failures == 0
 
 
-def test_the_counters_are_the_same_after_a_replay() -> None:
+def test_failure_counters_are_the_same_after_a_replay() -> None:
     tries = Tries(max_failures=5, max_storage_failures=5)
     for kind in ("user", "storage", "died", "restore"):
         tries.fail_once(kind, new_results=kind == "died")
@@ -249,7 +249,7 @@ class Falling(Story):
         return started
 
 
-def test_f22_a_trial_that_takes_node_after_node_with_it_ends_as_poison() -> None:
+def test_f22_trial_whose_nodes_are_lost_one_after_another_ends_as_poison() -> None:
     story = Falling()
     story.add("a")
     for _ in range(2):
@@ -268,7 +268,7 @@ def test_f22_a_trial_that_takes_node_after_node_with_it_ends_as_poison() -> None
     assert "node.1, node.2, node.3" in end.reason
 
 
-def test_f22_a_new_result_between_two_losses_clears_a_trial_of_suspicion() -> None:
+def test_f22_new_result_between_two_lost_nodes_clears_the_suspect_trial() -> None:
     story = Falling()
     story.add("a")
     for step in range(1, 6):
@@ -278,7 +278,7 @@ def test_f22_a_new_result_between_two_losses_clears_a_trial_of_suspicion() -> No
     assert story.runner.live["a"].status == "PENDING"
 
 
-def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
+def test_f22_trials_beside_a_poison_trial_continue() -> None:
     story = Falling()
     for trial in ("a", "poison", "b", "d"):
         story.add(trial)
@@ -309,7 +309,7 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     assert comparable(replay(story.settings, story.journal_records)) == comparable(story.runner)
 
 
-def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> None:
+def test_trial_beside_one_that_kills_its_forkserver_continues() -> None:
     story = Falling()
     for trial in ("a", "killer", "b"):
         story.add(trial)
@@ -385,7 +385,7 @@ def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
     assert story.runner.summary("a").status == "ERROR"
 
 
-def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
+def test_f22_suspect_trial_gets_a_node_alone_while_others_continue() -> None:
     story = Falling(max_node_losses=0)
     story.add("a")
     story.add("b")
@@ -402,7 +402,7 @@ def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
     assert story.start_all() == ["c"], "a trial that got on shares its node again"
 
 
-def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
+def test_f22_trial_placed_while_a_suspect_waits_leaves_its_node_free() -> None:
     """The runner reserves a node for the suspect; smaller trials would take every free slot."""
     story = Falling(max_node_losses=0)
     for trial in ("a", "b"):
@@ -419,7 +419,7 @@ def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
     assert dump_and_load(story) == comparable(story.runner)
 
 
-def test_a_node_that_was_only_cut_off_speaks_against_nobody() -> None:
+def test_node_that_was_only_disconnected_makes_no_trial_suspect() -> None:
     story = Falling()
     story.add("a")
     story.start_all()
@@ -431,7 +431,7 @@ def test_a_node_that_was_only_cut_off_speaks_against_nobody() -> None:
     assert story.runner.live["a"].status == "PENDING"
 
 
-def test_without_a_limit_no_trial_is_poison() -> None:
+def test_unlimited_node_losses_make_no_trial_poison() -> None:
     story = Falling(max_node_losses=-1)
     story.add("a")
     for _ in range(20):
@@ -440,7 +440,7 @@ def test_without_a_limit_no_trial_is_poison() -> None:
     assert story.runner.live["a"].status == "PENDING"
 
 
-def test_with_a_limit_of_none_the_first_lost_node_ends_a_trial() -> None:
+def test_limit_of_zero_node_losses_ends_a_trial_with_its_first_lost_node() -> None:
     story = Falling(max_node_losses=0)
     story.add("a")
     story.start_all()

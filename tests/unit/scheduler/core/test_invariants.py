@@ -40,7 +40,7 @@ def running(**options: object) -> JournalAuditor:
     return auditor
 
 
-def test_a_proper_journal_passes() -> None:
+def test_auditor_accepts_a_valid_journal() -> None:
     auditor = running()
     auditor.event(m.BatchRead("n.1", 2, 3, "2-0"))
     auditor.event(result(1))
@@ -49,12 +49,12 @@ def test_a_proper_journal_passes() -> None:
     assert auditor.runner.live["t"].last_step == 2
 
 
-def test_i1_trials_are_suggested_in_turn() -> None:
+def test_i1_trial_suggested_out_of_turn_is_rejected() -> None:
     with pytest.raises(InvariantBroken, match=r"I1.*trial u: it is suggested as number 2"):
         running().event(suggested(2, "u"))
 
 
-def test_i1_a_trial_that_is_lost_on_the_way_is_missed() -> None:
+def test_i1_missing_trial_is_noticed() -> None:
     auditor = running()
     del auditor.runner.live["t"]
     with pytest.raises(InvariantBroken, match=r"I1.*1 were suggested, 0 are known"):
@@ -62,12 +62,12 @@ def test_i1_a_trial_that_is_lost_on_the_way_is_missed() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_i2_a_batch_follows_the_one_before(first: int) -> None:
+def test_i2_batch_that_does_not_follow_the_last_event_is_rejected(first: int) -> None:
     with pytest.raises(InvariantBroken, match=r"I2.*1 was the last event"):
         running().event(m.BatchRead("n.1", first, first, "2-0"))
 
 
-def test_i2_what_is_journalled_is_what_the_node_has_stated() -> None:
+def test_i2_journalled_event_that_differs_from_the_nodes_is_rejected() -> None:
     auditor = running()
     auditor._said = lambda _instance_id, number: result(number)
     auditor.event(m.BatchRead("n.1", 2, 2, "2-0"))
@@ -80,7 +80,7 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunnerState, "review", lambda *_: ResultReview.BEFORE_HORIZON)
 
 
-def test_i2_no_step_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i2_step_recorded_twice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     careless(monkeypatch)
     auditor = running()
     auditor.event(result(1))
@@ -88,13 +88,13 @@ def test_i2_no_step_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         auditor.event(result(1))
 
 
-def test_i3_no_step_is_left_out_and_the_trials_story_is_told() -> None:
+def test_i3_skipped_step_is_rejected_with_the_trials_history() -> None:
     with pytest.raises(InvariantBroken, match=r"I3.*step 2 follows step 0") as caught:
         running().event(result(2))
     assert "TrialChosen" in str(caught.value)
 
 
-def test_i3_no_result_follows_one_that_was_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i3_result_after_the_last_one_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     careless(monkeypatch)
     auditor = running()
     auditor.event(msgspec.structs.replace(result(1), done=True))
@@ -102,7 +102,7 @@ def test_i3_no_result_follows_one_that_was_the_last(monkeypatch: pytest.MonkeyPa
         auditor.event(result(2))
 
 
-def test_i4_nothing_of_an_older_attempt_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i4_result_of_an_older_attempt_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     careless(monkeypatch)
     auditor = running()
     auditor.event(m.TrialProcessDied("t", 1, 1, 9, None, 0.0))
@@ -112,14 +112,14 @@ def test_i4_nothing_of_an_older_attempt_is_recorded(monkeypatch: pytest.MonkeyPa
         auditor.event(result(1))
 
 
-def test_i5_nobody_holds_more_of_a_node_than_it_has() -> None:
+def test_i5_more_held_than_the_node_has_is_rejected() -> None:
     auditor = running()
     auditor.runner.slots._held["t", 1] = Slot("n.1", {"cpu": 3.0}, {})
     with pytest.raises(InvariantBroken, match=r"I5.*3 cpu of n\.1 are held"):
         auditor.check()
 
 
-def test_i5_who_runs_has_a_slot() -> None:
+def test_i5_running_trial_without_a_slot_is_rejected() -> None:
     auditor = running()
     auditor.runner.slots.give_back("t", 1)
     with pytest.raises(InvariantBroken, match=r"I5.*it is RUNNING on None"):
@@ -131,14 +131,14 @@ class Nothing:
         return False
 
 
-def test_i7_what_is_kept_stands_in_the_store() -> None:
+def test_i7_kept_checkpoint_that_is_not_in_the_store_is_rejected() -> None:
     auditor = running(store=Nothing())
     auditor.event(result(1))
     with pytest.raises(InvariantBroken, match=r"I7.*t/checkpoint_1-1 is kept and not in the store"):
         auditor.event(m.CheckpointCommitted("t", 1, 1, 1, "t/checkpoint_1-1", "hash", 1))
 
 
-def test_i8_a_runner_that_knows_more_than_its_journal_is_noticed() -> None:
+def test_i8_runner_ahead_of_its_journal_is_rejected() -> None:
     auditor, live = running(), running().runner
     auditor.same_as(live)
     live.handle(result(1))
@@ -146,7 +146,7 @@ def test_i8_a_runner_that_knows_more_than_its_journal_is_noticed() -> None:
         auditor.same_as(live)
 
 
-def test_a_whole_state_is_looked_at_as_often_as_is_wanted() -> None:
+def test_auditor_checks_the_whole_state_at_the_given_interval() -> None:
     auditor = running(every=3)
     auditor.runner.counts["PENDING"] += 1
     with pytest.raises(InvariantBroken, match="I1"):

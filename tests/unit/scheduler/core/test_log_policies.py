@@ -83,7 +83,7 @@ class Farm(Story):
         ]
 
 
-def test_f23_after_do_not_retry_a_failure_is_the_last_whatever_max_failures_says() -> None:
+def test_f23_do_not_retry_makes_a_failure_final_whatever_max_failures_is() -> None:
     farm = Farm()
     _, record = farm.fail_for(ASSERT)
     told = f"not tried again, for it printed 'oh, {ASSERT}!', which matches '{ASSERT}'"
@@ -93,7 +93,7 @@ def test_f23_after_do_not_retry_a_failure_is_the_last_whatever_max_failures_says
     farm.is_as_replayed()
 
 
-def test_what_was_printed_means_nothing_as_long_as_the_trial_does_not_fail() -> None:
+def test_log_match_has_no_effect_unless_the_trial_fails() -> None:
     farm = Farm()
     farm.place()
     farm.print_(ASSERT)
@@ -105,7 +105,7 @@ def test_what_was_printed_means_nothing_as_long_as_the_trial_does_not_fail() -> 
     assert (summary.status, summary.num_failures, summary.excluded) == ("TERMINATED", 0, ())
 
 
-def test_what_an_attempt_printed_means_nothing_for_the_next() -> None:
+def test_log_match_of_an_attempt_has_no_effect_on_the_next() -> None:
     farm = Farm()
     farm.place()
     farm.print_(ASSERT)
@@ -115,7 +115,7 @@ def test_what_an_attempt_printed_means_nothing_for_the_next() -> None:
     assert farm.fail().retried
 
 
-def test_what_comes_late_or_of_an_older_attempt_or_is_of_no_rule_is_dropped() -> None:
+def test_log_match_that_is_late_or_of_an_older_attempt_or_unknown_is_dropped() -> None:
     farm = Farm()
     farm.place()
     farm.fail()
@@ -129,7 +129,7 @@ def test_what_comes_late_or_of_an_older_attempt_or_is_of_no_rule_is_dropped() ->
     assert farm.fail().retried
 
 
-def test_only_the_beginning_of_what_a_node_says_is_kept() -> None:
+def test_log_match_text_of_a_node_is_truncated() -> None:
     farm = Farm()
     farm.place()
     farm.tell(m.LogMatched("a", 1, ASSERT, "x" * 10 * LINE_LENGTH, 0.0))
@@ -137,7 +137,7 @@ def test_only_the_beginning_of_what_a_node_says_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", ["user", "died", "cuda_memory", "storage"])
-def test_f23_after_exclude_node_it_goes_elsewhere_and_the_failure_is_not_its_own(kind: str) -> None:
+def test_f23_exclude_node_retries_elsewhere_and_does_not_count_the_failure(kind: str) -> None:
     farm = Farm(max_failures=0, max_storage_failures=0)
     node, record = farm.fail_for(ECC, kind)
     name = node.partition(".")[0]
@@ -153,7 +153,7 @@ def test_f23_after_exclude_node_it_goes_elsewhere_and_the_failure_is_not_its_own
     assert not farm.fail().retried, "what it fails of elsewhere is its own"
 
 
-def test_a_node_that_was_started_again_is_the_same_node() -> None:
+def test_excluded_node_stays_excluded_after_its_restart() -> None:
     farm = Farm(nodes=1)
     farm.fail_for(ECC)
     assert not farm.has_place()
@@ -165,7 +165,7 @@ def test_a_node_that_was_started_again_is_the_same_node() -> None:
     assert farm.place() == "n2.1"
 
 
-def test_beyond_the_bound_a_node_is_shunned_all_the_same_and_the_failure_counts() -> None:
+def test_failure_beyond_the_exclusion_limit_counts_and_still_excludes_the_node() -> None:
     farm = Farm(nodes=4, max_failures=1, max_excluded_nodes=2)
     records = [farm.fail_for(ECC)[1] for _ in range(4)]
     assert [one.retried for one in records] == [True, True, True, False]
@@ -175,7 +175,7 @@ def test_beyond_the_bound_a_node_is_shunned_all_the_same_and_the_failure_counts(
 
 
 @pytest.mark.parametrize(("limit", "excused"), [(0, 0), (-1, 3)])
-def test_the_bound_may_be_none_or_any_number(limit: int, excused: int) -> None:
+def test_exclusion_limit_may_be_zero_or_any_number(limit: int, excused: int) -> None:
     farm = Farm(nodes=3, max_excluded_nodes=limit)
     for _ in range(3):
         assert farm.fail_for(ECC)[1].retried
@@ -183,13 +183,13 @@ def test_the_bound_may_be_none_or_any_number(limit: int, excused: int) -> None:
     assert not farm.has_place()
 
 
-def test_time_that_is_used_up_is_so_on_every_node() -> None:
+def test_time_limit_failure_is_not_excused_by_exclude_node() -> None:
     farm = Farm()
     assert not farm.fail_for(ECC, "trial_limit")[1].retried
     assert farm.runner.summary("a").excluded == ()
 
 
-def test_where_both_are_printed_it_is_not_tried_again() -> None:
+def test_do_not_retry_wins_over_exclude_node() -> None:
     farm = Farm()
     farm.place()
     farm.print_(ECC)
@@ -197,7 +197,7 @@ def test_where_both_are_printed_it_is_not_tried_again() -> None:
     assert not farm.fail().retried
 
 
-def test_in_a_farm_it_waits_for_another_node_and_others_use_the_one_that_it_shuns() -> None:
+def test_trial_of_a_farm_waits_for_another_node_and_others_use_the_excluded_one() -> None:
     request = {"cpu": 1.0}
     farm = Farm(nodes=1, request=request)
     assert farm.fail_for(ECC)[1].retried
@@ -208,7 +208,7 @@ def test_in_a_farm_it_waits_for_another_node_and_others_use_the_one_that_it_shun
     assert farm.trial.status == PENDING
 
 
-def test_without_another_node_to_come_it_ends_and_says_why() -> None:
+def test_trial_without_another_node_ends_with_the_reason() -> None:
     farm = Farm(nodes=1, nodes_may_come=False)
     _, record = farm.fail_for(ECC)
     assert not record.retried
@@ -216,7 +216,7 @@ def test_without_another_node_to_come_it_ends_and_says_why() -> None:
     assert farm.runner.summary("a").status == "ERROR"
 
 
-def test_a_node_that_is_away_may_come_back_but_one_that_is_too_small_will_not_grow() -> None:
+def test_trial_waits_for_an_away_node_but_not_for_one_that_is_too_small() -> None:
     farm = Farm(nodes=2, nodes_may_come=False)
     node = farm.place()
     other = next(one for one in farm.runner.nodes if one != node)
@@ -228,7 +228,7 @@ def test_a_node_that_is_away_may_come_back_but_one_that_is_too_small_will_not_gr
     assert not farm.fail_for(ECC)[1].retried
 
 
-def test_several_trials_that_shun_a_node_have_it_set_aside() -> None:
+def test_node_that_several_trials_exclude_is_set_aside() -> None:
     farm = Farm(nodes=0)
     farm.join_as("bad.1", resources={"cpu": 4.0})
     told: list[c.Command] = []
@@ -244,7 +244,7 @@ def test_several_trials_that_shun_a_node_have_it_set_aside() -> None:
     assert "bad.1" in farm.runner.aside
 
 
-def test_who_lives_again_shuns_nothing() -> None:
+def test_trial_that_begins_anew_excludes_no_node() -> None:
     farm = Farm(nodes=1, nodes_may_come=False)
     farm.fail_for(ECC)
     farm.tell(m.ExperimentResumed(2, 0.0, errored="resume", is_cold=False))
@@ -253,7 +253,7 @@ def test_who_lives_again_shuns_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_nothing_begins_where_it_is_not_to_and_the_journal_gives_it_all(
+def test_random_events_start_no_trial_on_an_excluded_node_and_replay_alike(
     seed: int,
 ) -> None:
     draw = random.Random(seed)

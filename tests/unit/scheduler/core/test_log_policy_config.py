@@ -24,13 +24,13 @@ from tunemq_shared.base.errors import ConfigError
         ("a*", "it matches every line"),
     ],
 )
-def test_a_pattern_that_is_not_usable_is_refused_with_what_to_do(pattern, why):
+def test_log_policy_with_an_unusable_pattern_is_rejected_with_the_fix(pattern, why):
     with pytest.raises(ConfigError, match=rf"LogPolicy\(pattern=.*is invalid: .*{why}"):
         tune.LogPolicy(pattern, "do_not_retry")
 
 
 @pytest.mark.parametrize("action", ["retry", "", None, "DO_NOT_RETRY"])
-def test_an_action_is_one_of_two(action):
+def test_log_policy_with_an_unknown_action_is_rejected(action):
     with pytest.raises(ConfigError, match=r"choose one of 'do_not_retry', 'exclude_node'"):
         tune.LogPolicy("x", action)
 
@@ -49,12 +49,12 @@ def test_an_action_is_one_of_two(action):
         ),
     ],
 )
-def test_a_list_that_is_not_usable_is_refused_with_what_to_do(given, why):
+def test_log_policies_in_an_unusable_list_are_rejected_with_the_fix(given, why):
     with pytest.raises(ConfigError, match=rf"FailureConfig\(log_policies=\.\.\.\).*{why}"):
         tune.FailureConfig(log_policies=given)
 
 
-def test_how_often_a_node_may_be_excluded_is_a_whole_number_or_minus_one():
+def test_exclusion_limit_is_a_whole_number_or_minus_one():
     assert tune.FailureConfig().max_excluded_nodes == 2
     assert tune.FailureConfig(max_excluded_nodes=-1).max_excluded_nodes == -1
     with pytest.raises(ConfigError, match=r"max_excluded_nodes=-2\) is invalid"):
@@ -62,13 +62,13 @@ def test_how_often_a_node_may_be_excluded_is_a_whole_number_or_minus_one():
 
 
 @pytest.mark.parametrize("given", [1, 0, "always", None])
-def test_to_retry_for_a_gpus_memory_is_yes_no_or_alone(given):
+def test_retry_cuda_memory_is_true_false_or_alone(given):
     assert tune.FailureConfig(retry_cuda_memory="alone").retry_cuda_memory == "alone"
     with pytest.raises(ConfigError, match="give True, False or 'alone'"):
         tune.FailureConfig(retry_cuda_memory=given)
 
 
-def test_policies_become_rules_of_the_runner():
+def test_log_policies_become_rules_of_the_runner():
     policies = [
         tune.LogPolicy("device-side assert", "do_not_retry"),
         tune.LogPolicy(pattern="ECC", action="exclude_node"),

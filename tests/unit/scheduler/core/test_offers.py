@@ -63,7 +63,7 @@ class SharedNode(Story):
         assert again.usage() == self.runner.usage()
 
 
-def test_of_a_shared_node_nothing_is_used_before_it_is_offered() -> None:
+def test_shared_node_is_not_used_before_it_is_offered() -> None:
     story = SharedNode(request=ONE)
     story.add_gpu_trial("a")
     assert list(story.runner.waiting()) == []
@@ -76,7 +76,7 @@ def test_of_a_shared_node_nothing_is_used_before_it_is_offered() -> None:
     story.check()
 
 
-def test_an_older_offer_that_comes_late_changes_nothing() -> None:
+def test_older_offer_that_arrives_late_changes_nothing() -> None:
     story = SharedNode()
     story.offer("g0")
     newest = m.NodeOffered(story.NODE, 7, {"cpu": 2.0, "gpu": 2.0}, {"g0": 1.0, "g1": 1.0})
@@ -87,13 +87,13 @@ def test_an_older_offer_that_comes_late_changes_nothing() -> None:
     story.check()
 
 
-def test_a_node_that_is_not_shared_is_used_as_always() -> None:
+def test_unshared_node_is_used_without_an_offer() -> None:
     story = Story()
     assert story.start("a").instance_id == "node.1"
     assert story.runner.usage().seen == {"node.1": 0}
 
 
-def test_less_is_offered_without_a_grace_and_nobody_has_to_go() -> None:
+def test_smaller_offer_without_a_grace_period_evicts_no_trial() -> None:
     story = SharedNode()
     story.offer("g0", "g1", cpus=8.0)
     story.begin("a", "b")
@@ -110,7 +110,7 @@ def test_less_is_offered_without_a_grace_and_nobody_has_to_go() -> None:
     story.check()
 
 
-def test_who_would_repeat_least_gives_way() -> None:
+def test_trial_that_would_repeat_least_is_evicted() -> None:
     story = SharedNode()
     story.offer("g0", "g1", "g2", cpus=8.0)
     story.begin("a", "b", "c")
@@ -123,7 +123,7 @@ def test_who_would_repeat_least_gives_way() -> None:
     story.check()
 
 
-def test_only_who_has_what_is_taken_back_gives_way() -> None:
+def test_only_trials_on_withdrawn_resources_are_evicted() -> None:
     story = SharedNode()
     story.offer("g0", "g1", "g2")
     story.begin("a", "b", "c")
@@ -136,7 +136,7 @@ def test_only_who_has_what_is_taken_back_gives_way() -> None:
     story.check()
 
 
-def test_a_trial_that_gave_way_waits_for_a_slot_and_has_not_failed() -> None:
+def test_evicted_trial_waits_for_a_slot_and_has_not_failed() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -158,7 +158,7 @@ def test_a_trial_that_gave_way_waits_for_a_slot_and_has_not_failed() -> None:
     story.check()
 
 
-def test_algorithms_are_asked_about_what_a_trial_reports_while_it_gives_way() -> None:
+def test_results_of_a_trial_being_evicted_go_to_the_algorithms() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -172,7 +172,7 @@ def test_algorithms_are_asked_about_what_a_trial_reports_while_it_gives_way() ->
     story.check()
 
 
-def test_who_has_not_given_way_in_time_is_stopped_and_its_repeated_steps_are_counted() -> None:
+def test_trial_not_evicted_in_time_is_stopped_and_its_repeated_steps_are_counted() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -197,7 +197,7 @@ def test_who_has_not_given_way_in_time_is_stopped_and_its_repeated_steps_are_cou
     story.check()
 
 
-def test_who_is_stopped_in_time_may_have_finished_before() -> None:
+def test_trial_stopped_after_the_grace_period_may_have_finished_before() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -210,7 +210,7 @@ def test_who_is_stopped_in_time_may_have_finished_before() -> None:
     story.check()
 
 
-def test_a_trial_that_was_being_paused_stays_paused_and_may_not_take_for_ever() -> None:
+def test_trial_being_paused_stays_paused_and_is_stopped_after_the_grace_period() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -223,7 +223,7 @@ def test_a_trial_that_was_being_paused_stays_paused_and_may_not_take_for_ever() 
     story.check()
 
 
-def test_a_trial_that_fails_while_it_gives_way_has_failed() -> None:
+def test_trial_that_fails_while_it_is_evicted_counts_as_failed() -> None:
     story = SharedNode(max_failures=1)
     story.offer("g0")
     story.begin("a")
@@ -236,7 +236,7 @@ def test_a_trial_that_fails_while_it_gives_way_has_failed() -> None:
     story.check()
 
 
-def test_a_trial_that_is_stopped_while_it_gives_way_ends() -> None:
+def test_trial_that_is_stopped_while_it_is_evicted_ends() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -247,7 +247,7 @@ def test_a_trial_that_is_stopped_while_it_gives_way_ends() -> None:
     story.check()
 
 
-def test_a_node_that_comes_back_is_as_much_ours_as_before_and_is_told_again_to_make_room() -> None:
+def test_returning_node_keeps_its_offer_and_gets_the_eviction_order_again() -> None:
     story = SharedNode()
     story.offer("g0", "g1")
     story.begin("a", "b")
@@ -267,7 +267,7 @@ def test_a_node_that_comes_back_is_as_much_ours_as_before_and_is_told_again_to_m
     story.check()
 
 
-def test_a_scheduler_that_takes_over_says_again_who_gives_way() -> None:
+def test_scheduler_that_takes_over_repeats_the_eviction_orders() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -279,7 +279,7 @@ def test_a_scheduler_that_takes_over_says_again_who_gives_way() -> None:
     story.check()
 
 
-def test_of_a_dead_node_nothing_is_remembered() -> None:
+def test_dead_node_leaves_no_offer_behind() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -291,7 +291,7 @@ def test_of_a_dead_node_nothing_is_remembered() -> None:
     story.check()
 
 
-def test_the_farm_is_told_what_is_seen_held_and_wanted() -> None:
+def test_usage_reports_seen_held_and_wanted_resources_to_the_farm() -> None:
     story = SharedNode(request=ONE, max_concurrent=5)
     usage = story.runner.usage()
     assert (usage.seen, usage.held) == ({"node.1": 0, story.NODE: 0}, {})
@@ -314,7 +314,7 @@ def test_the_farm_is_told_what_is_seen_held_and_wanted() -> None:
     assert len(story.runner.usage(configurations=0).wants) == 1
 
 
-def test_a_trial_prefers_the_node_that_has_its_checkpoint() -> None:
+def test_trial_prefers_the_node_that_has_its_checkpoint() -> None:
     story = SharedNode()
     story.offer("g0")
     story.begin("a")
@@ -326,7 +326,7 @@ def test_a_trial_prefers_the_node_that_has_its_checkpoint() -> None:
     assert story.runner.usage().wants == (SlotDemand(ONE, 1, story.NODE),)
 
 
-def test_paused_trials_want_one_place_and_an_interrupted_search_wants_none() -> None:
+def test_usage_of_paused_trials_wants_one_slot_and_of_an_interrupted_search_none() -> None:
     story = SharedNode()
     story.offer("g0", "g1")
     story.begin("a", "b")

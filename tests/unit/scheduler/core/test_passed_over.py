@@ -52,7 +52,7 @@ class Busy(Story):
         assert dump(again) == dump(self.runner)
 
 
-def test_a_large_trial_among_small_ones_has_a_node_kept_for_it() -> None:
+def test_large_trial_among_small_ones_has_a_node_reserved() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
@@ -70,7 +70,7 @@ def test_a_large_trial_among_small_ones_has_a_node_kept_for_it() -> None:
     story.check()
 
 
-def test_smaller_trials_continue_where_no_node_is_kept() -> None:
+def test_smaller_trials_continue_on_unreserved_nodes() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
@@ -82,7 +82,7 @@ def test_smaller_trials_continue_where_no_node_is_kept() -> None:
     story.check()
 
 
-def test_who_waits_no_longer_keeps_no_node() -> None:
+def test_trial_that_no_longer_waits_reserves_no_node() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
@@ -94,7 +94,7 @@ def test_who_waits_no_longer_keeps_no_node() -> None:
     story.check()
 
 
-def test_what_no_node_can_ever_hold_keeps_none() -> None:
+def test_request_that_no_node_can_ever_hold_reserves_none() -> None:
     story = Busy()
     story.add("huge", cpus=5.0)
     story.end_and_begin(3 * MAX_TIMES_PASSED_OVER)
@@ -102,7 +102,7 @@ def test_what_no_node_can_ever_hold_keeps_none() -> None:
     story.check()
 
 
-def test_who_is_served_in_its_turn_is_not_passed_over() -> None:
+def test_trial_served_in_its_turn_is_not_counted_as_passed_over() -> None:
     story = Busy()
     for n in range(4):
         story.add(f"waits{n}")
@@ -115,7 +115,7 @@ def test_who_is_served_in_its_turn_is_not_passed_over() -> None:
     story.check()
 
 
-def test_another_node_is_kept_when_the_first_is_lost() -> None:
+def test_another_node_is_reserved_when_the_first_is_lost() -> None:
     story = Busy()
     story.add("large", cpus=4.0)
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
@@ -127,7 +127,7 @@ def test_another_node_is_kept_when_the_first_is_lost() -> None:
     assert story.place("large")
 
 
-def test_a_node_that_fits_and_that_nobody_chooses_is_not_kept_for_ever() -> None:
+def test_reserved_node_that_fits_and_is_not_chosen_is_released() -> None:
     story = Busy()
     story.join("other.1", 1.0)
     story.add("large", cpus=4.0)
@@ -143,7 +143,7 @@ def test_a_node_that_fits_and_that_nobody_chooses_is_not_kept_for_ever() -> None
     story.check()
 
 
-def test_of_several_that_are_passed_over_the_longest_waiting_has_a_node_kept_first() -> None:
+def test_longest_waiting_of_several_passed_over_trials_has_a_node_reserved_first() -> None:
     """A runner that is loaded from a dump agrees: the dump holds the order in which trials wait."""
     story = Busy()
     for trial, cpus in (("first", 4.0), ("other", 3.0), ("later", 4.0)):

@@ -56,7 +56,7 @@ def is_over(story: Story, told: list[c.Command]) -> None:
 
 @pytest.mark.parametrize("max_failures", [0, 3, -1])
 @pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
-def test_runner_with_a_complete_trial_ends_it_whatever_it_dies_of(fact, max_failures) -> None:
+def test_runner_with_a_complete_trial_ends_it_however_its_process_dies(fact, max_failures) -> None:
     story = complete(max_failures=max_failures)
     is_over(story, story.tell(fact))
     again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
@@ -64,7 +64,7 @@ def test_runner_with_a_complete_trial_ends_it_whatever_it_dies_of(fact, max_fail
 
 
 @pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
-def test_runner_read_from_a_snapshot_ends_a_complete_trial(fact) -> None:
+def test_runner_loaded_from_a_snapshot_ends_a_complete_trial(fact) -> None:
     story = complete(max_failures=-1)
     story.runner = TrialRunner.load(story.settings, dump(story.runner), story.runner.finished)
     is_over(story, story.tell(fact))
@@ -79,7 +79,7 @@ def test_runner_with_a_complete_trial_that_was_to_pause_ends_it(fact) -> None:
     is_over(story, story.tell(fact))
 
 
-def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
+def test_runner_with_a_complete_trial_that_was_cut_short_reports_it() -> None:
     told, end = complete(saved=1).tell(DIED)
     assert told == c.WarnTrialEnd("a", DIED, "host", 2, 1)
     assert end == ENDED
@@ -92,7 +92,7 @@ def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
 
 
 @pytest.mark.parametrize("is_due", [True, False])
-def test_told_of_end_without_checkpoints_misses_one_only_where_it_was_due(is_due) -> None:
+def test_end_without_checkpoints_reports_a_missing_one_only_where_it_was_due(is_due) -> None:
     text = format_trial_end(c.WarnTrialEnd("a", None, "host", 2, 0), saves_at_end=is_due)
     assert ("a checkpoint of that step is missing, it has none" in text) is is_due
 
@@ -107,14 +107,14 @@ def test_runner_resuming_an_interrupted_search_ends_its_complete_trials(event) -
     is_over(story, story.tell(event))
 
 
-def test_runner_resuming_warm_leaves_a_complete_trial_to_its_host() -> None:
+def test_runner_resuming_warm_leaves_a_complete_trial_to_its_process() -> None:
     story = complete()
     assert story.tell(WARM) == []
     is_over(story, story.finish("a"))
 
 
 @pytest.mark.parametrize("step", [2, 3])
-def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_there(step) -> None:
+def test_runner_with_a_complete_trial_retried_for_its_checkpoint_stops_it_there(step) -> None:
     story = complete(saved=0, max_storage_failures=1)
     story.fail("a")
     story.free("a")
@@ -130,7 +130,7 @@ def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_ther
     assert summary.last_result == result("a", 2, done=True)
 
 
-def test_runner_with_a_complete_trial_in_error_resumes_it_no_further_than_its_end() -> None:
+def test_runner_with_a_complete_trial_in_error_resumes_it_up_to_its_end() -> None:
     story = complete(saved=2)
     story.fail("a")
     story.free("a")
@@ -165,7 +165,7 @@ def test_runner_with_a_trial_that_dies_while_a_stopper_ends_the_search_ends_it()
     assert story.runner.summary("a").status == "TERMINATED"
 
 
-def test_runner_with_a_function_that_died_behind_its_return_leaves_it_over() -> None:
+def test_runner_with_a_function_that_died_after_its_return_keeps_it_finished() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     story.report("a", 1)

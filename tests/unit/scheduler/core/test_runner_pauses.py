@@ -28,7 +28,7 @@ def status(story: Story, trial: str = "a") -> str:
 
 
 @pytest.mark.parity(130)
-def test_pausing_saves_then_frees_the_slot() -> None:
+def test_pausing_trial_saves_and_then_frees_its_slot() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     assert story.report("a", 1, PAUSE) == [
@@ -46,7 +46,7 @@ def test_pausing_saves_then_frees_the_slot() -> None:
     assert not story.runner.is_finished
 
 
-def test_a_paused_trial_continues_as_a_new_attempt_up_to_its_next_horizon() -> None:
+def test_paused_trial_continues_as_a_new_attempt_up_to_its_next_horizon() -> None:
     story = pausing()
     story.write("a", 1)
     story.paused("a")
@@ -58,7 +58,7 @@ def test_a_paused_trial_continues_as_a_new_attempt_up_to_its_next_horizon() -> N
     assert kinds(story.report("a", 2, attempt=2)) == ["NotifyResult"]
 
 
-def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() -> None:
+def test_trial_given_back_by_its_node_before_it_began_waits_for_a_slot() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     story.tell(m.TrialWaits("a", 1, "device", "GPU A: memory not given back"))
@@ -71,9 +71,7 @@ def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() 
 
 
 @pytest.mark.parity(140)
-def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decides_about_it() -> (
-    None
-):
+def test_result_in_flight_while_its_trial_pauses_is_recorded_without_a_decision() -> None:
     story = pausing()
     assert story.runner.review(result("a", 7)) is ResultReview.BEFORE_HORIZON
     assert kinds(story.report("a", 2)) == ["NotifyResult"]
@@ -82,7 +80,7 @@ def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decide
     assert story.choose("a").last_step == 2
 
 
-def test_one_that_reaches_its_end_instead_is_over() -> None:
+def test_pausing_trial_that_reaches_its_end_finishes() -> None:
     story = pausing()
     story.report("a", 2, done=True)
     assert kinds(story.finish("a")) == ["NotifyTrialEnd"]
@@ -93,7 +91,7 @@ def test_one_that_reaches_its_end_instead_is_over() -> None:
 
 
 @pytest.mark.parity(130)
-def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_host() -> None:
+def test_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_process() -> None:
     story = pausing(max_failures=1)
     assert kinds(story.die("a")) == ["NotifyFailure"]
     assert status(story) == "PAUSED"
@@ -104,7 +102,7 @@ def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_
 
 
 @pytest.mark.parity(130)
-def test_a_failure_too_many_while_pausing_is_an_error_and_frees_the_slot() -> None:
+def test_failure_beyond_the_budget_while_pausing_is_an_error_and_frees_the_slot() -> None:
     story = pausing(max_failures=0)
     assert kinds(story.fail("a")) == ["NotifyFailure", "NotifyTrialEnd"]
     story.free("a")
@@ -112,21 +110,21 @@ def test_a_failure_too_many_while_pausing_is_an_error_and_frees_the_slot() -> No
     assert story.runner.placement.free == {"cpu": 1.0}
 
 
-def test_a_host_that_was_killed_while_pausing_leaves_a_paused_trial() -> None:
+def test_trial_process_killed_while_pausing_leaves_a_paused_trial() -> None:
     story = pausing()
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
     assert status(story) == "PAUSED"
     assert story.runner.live["a"].num_failures == 0
 
 
-def test_a_node_lost_while_pausing_leaves_a_paused_trial() -> None:
+def test_node_lost_while_pausing_leaves_a_paused_trial() -> None:
     story = pausing()
     story.lose()
     assert status(story) == "PAUSED"
     assert story.runner.counts["PAUSED"] == 1
 
 
-def test_a_stop_request_ends_a_paused_trial_and_one_that_pauses() -> None:
+def test_stop_request_ends_a_paused_trial_and_a_pausing_one() -> None:
     story = pausing()
     story.paused("a")
     (end,) = story.tell(m.StopRequested("a", "enough"))
@@ -136,7 +134,7 @@ def test_a_stop_request_ends_a_paused_trial_and_one_that_pauses() -> None:
     assert other.paused("a") == [c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True)]
 
 
-def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
+def test_interrupt_leaves_a_pausing_trial_paused() -> None:
     story = pausing()
     assert story.tell(m.RunInterrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
     assert status(story) == "PAUSED"
@@ -146,7 +144,7 @@ def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
 
 
 @pytest.mark.parity(130)
-def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused() -> None:
+def test_trial_ordered_to_pause_while_its_search_is_interrupted_is_paused() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     story.tell(m.RunInterrupted("Ctrl-C"))
@@ -173,7 +171,7 @@ def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused
     assert (order.attempt, order.run_until, order.last_step) == (2, UP_TO_5, 2)
 
 
-def test_those_that_never_ran_are_offered_before_paused_ones() -> None:
+def test_runnable_trials_list_new_trials_before_paused_ones() -> None:
     story = Story(cpus=3.0)
     for trial in ("a", "b"):
         story.start(trial)
@@ -184,7 +182,7 @@ def test_those_that_never_ran_are_offered_before_paused_ones() -> None:
     assert [trial.trial_id for trial in story.runner.waiting()] == ["c", "a", "b"]
 
 
-def test_a_paused_trial_keeps_no_slot_from_the_search() -> None:
+def test_paused_trial_keeps_no_slot_from_the_search() -> None:
     story = Story(cpus=1.0, request={"cpu": 1.0})
     story.start("a")
     story.pause("a", 1)
@@ -193,7 +191,7 @@ def test_a_paused_trial_keeps_no_slot_from_the_search() -> None:
     assert story.runner.wants_config()
 
 
-def test_a_trial_that_pauses_on_its_own_waits_for_a_slot() -> None:
+def test_trial_that_pauses_without_an_order_waits_for_a_slot() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -201,7 +199,7 @@ def test_a_trial_that_pauses_on_its_own_waits_for_a_slot() -> None:
     assert status(story) == "PENDING"
 
 
-def test_what_an_older_attempt_says_of_pausing_changes_nothing() -> None:
+def test_pause_event_of_an_older_attempt_changes_nothing() -> None:
     story = pausing()
     story.paused("a")
     story.free("a")
@@ -211,7 +209,7 @@ def test_what_an_older_attempt_says_of_pausing_changes_nothing() -> None:
 
 
 @pytest.mark.parity(118, 120)
-def test_a_trial_read_back_while_it_pauses_or_is_paused_is_where_it_was() -> None:
+def test_trial_loaded_while_pausing_or_paused_is_unchanged() -> None:
     story = pausing()
     again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert comparable(again) == comparable(story.runner)

@@ -24,7 +24,7 @@ def a_node(*uuids: str, cpus: float = 8.0) -> Placement:
 # --- placement ------------------------------------------------------------------------------------
 
 
-def test_nothing_is_placed_on_a_withheld_device_and_all_others_are_used() -> None:
+def test_placement_skips_withheld_devices_and_uses_all_others() -> None:
     placement = a_node("a", "b", "c")
     placement.withhold("n", {"b": XID})
     assert placement.fit({"gpu": 3.0}) is None
@@ -35,7 +35,7 @@ def test_nothing_is_placed_on_a_withheld_device_and_all_others_are_used() -> Non
     assert placement.fit({"gpu_memory": 1.0}) is None, "though it takes next to nothing"
 
 
-def test_what_it_has_in_all_and_free_is_without_what_is_withheld() -> None:
+def test_total_and_free_resources_exclude_withheld_devices() -> None:
     placement = a_node("a", "b", "c")
     placement.take("n", {"cpu": 1.0, "gpu": 0.25})
     placement.withhold("n", {"b": XID})
@@ -50,7 +50,7 @@ def test_what_it_has_in_all_and_free_is_without_what_is_withheld() -> None:
     assert placement.free == {"cpu": 7.0, "gpu": 2.75}
 
 
-def test_what_is_freed_of_a_withheld_device_is_had_by_nobody_until_it_is_back() -> None:
+def test_freed_part_of_a_withheld_device_is_not_placed_until_the_device_is_back() -> None:
     placement = a_node("a")
     held = placement.take("n", {"gpu": 0.5})
     placement.withhold("n", {"a": XID})
@@ -62,7 +62,7 @@ def test_what_is_freed_of_a_withheld_device_is_had_by_nobody_until_it_is_back() 
     assert placement.fit({"gpu": 1.0}) == "n"
 
 
-def test_a_trial_on_a_withheld_device_keeps_others_from_nothing_of_an_offer() -> None:
+def test_trial_on_a_withheld_device_leaves_the_whole_offer_to_others() -> None:
     placement = a_node("a", "b")
     placement.offer("n", ResourceAmounts({"cpu": 2.0, "gpu": 2.0}, {"a": 1.0, "b": 1.0}))
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"a": 1.0}
@@ -73,7 +73,7 @@ def test_a_trial_on_a_withheld_device_keeps_others_from_nothing_of_an_offer() ->
     assert placement.excess("n") == ResourceAmounts({}, {"a": 1.0})
 
 
-def test_no_node_is_kept_for_a_request_that_needs_what_is_withheld() -> None:
+def test_request_that_needs_a_withheld_device_reserves_no_node() -> None:
     placement = a_node("a", "b")
     placement.take("n", {"gpu": 1.0})
     assert placement.reserve({"gpu": 2.0}) == "n"
@@ -83,7 +83,7 @@ def test_no_node_is_kept_for_a_request_that_needs_what_is_withheld() -> None:
     assert placement.reserve({"gpu": 2.0}) is None
 
 
-def test_who_needs_a_model_of_which_all_are_withheld_waits() -> None:
+def test_request_for_a_model_of_which_all_devices_are_withheld_waits() -> None:
     placement = a_node("a")
     request = {"cpu": 1.0, "accelerator_type:A100": 0.001}
     assert placement.fit(request) == "n"
@@ -93,7 +93,7 @@ def test_who_needs_a_model_of_which_all_are_withheld_waits() -> None:
     assert "gpu of A100=1" in str(placement.why_not_now(request))
 
 
-def test_several_gpus_are_never_parts_of_gpus_and_one_may_be() -> None:
+def test_request_for_several_gpus_takes_whole_ones_and_for_one_may_take_a_part() -> None:
     placement = a_node("MIG-1", "MIG-2", "GPU-1", "GPU-2")
     assert placement.take("n", {"gpu": 2.0}) == {"GPU-1": 1.0, "GPU-2": 1.0}
     assert placement.fit({"gpu": 2.0}) is None
@@ -101,7 +101,7 @@ def test_several_gpus_are_never_parts_of_gpus_and_one_may_be() -> None:
     assert placement.take("n", {"gpu": 0.5}) == {"MIG-2": 0.5}
 
 
-def test_who_asks_for_several_is_told_that_parts_do_not_count() -> None:
+def test_waiting_request_for_several_gpus_explains_that_parts_do_not_count() -> None:
     placement = a_node("MIG-1", "MIG-2", "GPU-1")
     assert placement.why_never({"gpu": 2.0}) == (
         "a trial asks for gpu=2, the most that any node has is 1 (MIG parts of GPUs are not "
@@ -114,7 +114,7 @@ def test_who_asks_for_several_is_told_that_parts_do_not_count() -> None:
 # --- explanations ---------------------------------------------------------------------------------
 
 
-def test_who_fits_only_with_a_withheld_device_waits_and_is_told_which() -> None:
+def test_request_that_fits_only_with_a_withheld_device_waits_and_names_it() -> None:
     placement = a_node("a", "b")
     placement.withhold("n", {"b": XID})
     assert placement.could_hold({"gpu": 2.0})
@@ -135,7 +135,7 @@ def test_who_fits_only_with_a_withheld_device_waits_and_is_told_which() -> None:
         {"gpu": 1.0, "gpu_memory": 81e9},
     ],
 )
-def test_of_no_device_is_said_that_it_would_help_where_it_would_not(
+def test_waiting_request_names_no_withheld_device_that_would_not_help(
     request_: dict[str, float],
 ) -> None:
     placement = a_node("a", "b")
@@ -160,7 +160,7 @@ class Devices(SharedNode):
         return [trial.trial_id for trial in self.runner.waiting()]
 
 
-def test_a_trial_continues_where_its_device_is_withheld_and_the_next_waits_for_another() -> None:
+def test_trial_on_a_withheld_device_continues_and_the_next_waits_for_another() -> None:
     story = Devices()
     story.begin("a", "b", "c", "d")
     story.withhold("g0", "g1")
@@ -179,7 +179,7 @@ def test_a_trial_continues_where_its_device_is_withheld_and_the_next_waits_for_a
     story.check()
 
 
-def test_what_is_withheld_stays_so_while_the_node_is_away_and_when_it_is_back() -> None:
+def test_withheld_devices_stay_withheld_while_the_node_is_away_and_when_it_returns() -> None:
     story = Devices()
     story.begin("a")
     story.withhold("g0", "g1")
@@ -192,7 +192,7 @@ def test_what_is_withheld_stays_so_while_the_node_is_away_and_when_it_is_back() 
     assert story.choose("b").devices == {"g2": 1.0}
 
 
-def test_a_node_that_is_away_may_change_what_it_withholds() -> None:
+def test_away_node_may_change_its_withheld_devices() -> None:
     story = Devices()
     story.tell(m.NodeLost(story.NODE, "its lease ran out"))
     story.withhold("g0")
@@ -202,7 +202,7 @@ def test_a_node_that_is_away_may_change_what_it_withholds() -> None:
     story.check()
 
 
-def test_a_node_may_begin_with_devices_that_it_withholds_or_with_none_that_it_uses() -> None:
+def test_node_may_register_with_some_or_all_devices_withheld() -> None:
     story = Story(cpus=0.0)
     resources = {"cpu": 8.0, "gpu": 4.0}
     withheld = {gpu.uuid: XID for gpu in GPUS}
@@ -212,7 +212,7 @@ def test_a_node_may_begin_with_devices_that_it_withholds_or_with_none_that_it_us
     assert story.runner.has_place(_trial(story, "b", {"cpu": 8.0}))
 
 
-def test_a_node_that_nobody_knows_withholds_nothing() -> None:
+def test_unknown_node_withholds_nothing() -> None:
     story = Devices()
     before = comparable(story.runner)
     assert story.tell(m.DevicesWithheld("unknown.1", {"g0": XID})) == []
@@ -222,7 +222,7 @@ def test_a_node_that_nobody_knows_withholds_nothing() -> None:
     story.check()
 
 
-def test_where_nothing_could_begin_no_configuration_is_asked_for() -> None:
+def test_runner_that_could_start_no_trial_wants_no_configuration() -> None:
     story = SharedNode(request={"cpu": 1.0, "gpu": 1.0})
     story.offer("g0", "g1", "g2", "g3")
     story.begin("a")

@@ -31,7 +31,7 @@ def looks_are_apart(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(bound_processes, "time", clock)
 
 
-def test_a_machine_that_stands_still_is_no_reason_to_give_up(monkeypatch, killed):
+def test_watchdog_on_a_stalled_machine_does_not_give_up(monkeypatch, killed):
     looks_are_apart(monkeypatch, 3.0)
     # The parent has not been scheduled to die yet; its children become ours only afterwards.
     there = iter([{PARENT}, {PARENT}, {ORPHAN}, {ORPHAN}])
@@ -46,7 +46,7 @@ def test_a_machine_that_stands_still_is_no_reason_to_give_up(monkeypatch, killed
     assert (ORPHAN, signal.SIGKILL) in killed
 
 
-def test_what_cannot_be_killed_is_given_up_in_time(monkeypatch, killed):
+def test_watchdog_gives_up_an_unkillable_process_in_time(monkeypatch, killed):
     looks_are_apart(monkeypatch, 0.01)
     monkeypatch.setattr(bound_processes, "children_of", lambda _: {PARENT})
     monkeypatch.setattr(bound_processes, "reap", list)

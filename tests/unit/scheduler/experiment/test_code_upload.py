@@ -41,7 +41,7 @@ def start_of(plan):
     return plan.trial_spec(order)
 
 
-def test_here_hosts_have_this_interpreter_its_path_and_variables(tmp_path, monkeypatch):
+def test_local_trial_processes_have_this_interpreter_its_path_and_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REDIS", "redis://secret")
     monkeypatch.setenv("MINE", "1")
     plan = package_code(PLAN, prepared(), CodePackage(blobs=BlobFolder(tmp_path)))
@@ -55,14 +55,14 @@ def test_here_hosts_have_this_interpreter_its_path_and_variables(tmp_path, monke
     assert (plan.bundle, plan.blobs, plan.is_apart) == (None, (), False)
 
 
-def test_variables_and_the_preload_list_are_the_experiment_s(tmp_path, monkeypatch):
+def test_env_vars_and_preload_of_the_run_config_reach_trial_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("MINE", "1")
     of = environment_of(prepared(env_vars={"MINE": "2", "NEW": "3"}, preload=["json"]))
     assert (of.variables["MINE"], of.variables["NEW"]) == ("2", "3")
     assert of.preload == ("json",)
 
 
-def test_another_interpreter_has_its_own_packages_and_the_script_s_modules(monkeypatch):
+def test_other_interpreter_gets_the_script_path_without_these_site_packages(monkeypatch):
     monkeypatch.setattr(sys, "path", ["/project", *sys.path])
     of = environment_of(prepared(python="/envs/mine/bin/python"))
     assert of.python == "/envs/mine/bin/python"
@@ -71,7 +71,7 @@ def test_another_interpreter_has_its_own_packages_and_the_script_s_modules(monke
     assert os.path.dirname(os.__file__) not in of.sys_path
 
 
-def test_with_a_bundle_nothing_of_this_machine_is_told(tmp_path):
+def test_code_bundle_sends_no_interpreter_or_variables_of_this_machine(tmp_path):
     code_package = CodePackage(blobs=BlobFolder(tmp_path), bundle=BUNDLE, script="scripts/train.py")
     of = environment_of(prepared(env_vars={"A": "1"}), code_package=code_package)
     assert (of.python, of.variables, of.inherits) == ("", {"A": "1"}, True)
@@ -82,11 +82,11 @@ def test_with_a_bundle_nothing_of_this_machine_is_told(tmp_path):
     ("script", "path"),
     [("train.py", ("",)), ("a/b/train.py", ("a/b", "")), (".hidden/x.py", (".hidden", ""))],
 )
-def test_a_script_finds_what_is_beside_it_and_what_is_in_the_bundle(script, path):
+def test_search_path_of_a_script_has_its_folder_and_the_bundle(script, path):
     assert search_path(script) == path
 
 
-def test_with_a_store_that_all_can_read_code_lies_there(tmp_path):
+def test_code_is_uploaded_to_a_shared_store(tmp_path):
     code_package = CodePackage(blobs=BlobFolder(tmp_path / "here"), store=str(tmp_path / "shared"))
     plan = package_code(PLAN, prepared(), code_package)
     assert plan.code.path == str(tmp_path / "shared/blobs" / plan.code.sha256)
@@ -94,7 +94,7 @@ def test_with_a_store_that_all_can_read_code_lies_there(tmp_path):
     assert start_of(plan).folder == "/nowhere/train_t1"
 
 
-def test_the_same_code_is_the_same_blob_wherever_it_is_written(tmp_path):
+def test_same_code_gives_the_same_blob_in_any_folder(tmp_path):
     bound = tune.with_parameters(train, data=[1, 2, 3])
     plans = [
         package_code(PLAN, prepared(bound), CodePackage(blobs=BlobFolder(tmp_path / name)))
@@ -116,6 +116,6 @@ def test_the_same_code_is_the_same_blob_wherever_it_is_written(tmp_path):
         ({"env_vars": {"A": 1}}, r"RunConfig\(env_vars\['A'\]=1\).*give a text"),
     ],
 )
-def test_what_is_no_surroundings_is_refused(run, named):
+def test_run_config_with_an_invalid_environment_is_rejected(run, named):
     with pytest.raises(ConfigError, match=named):
         tune.RunConfig(**run)

@@ -29,13 +29,13 @@ from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
 
 
 @pytest.mark.parity(52, 57, 122, 139)
-def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
+def test_loop_journals_a_turn_before_it_sends_orders_and_releases_it_after() -> None:
     loop = Loop()
     log = loop.turn(NODE)
     assert [line[0] for line in log] == ["journal", "start", "NotifyTrialAdded", "acknowledge"]
 
 
-def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
+def test_loop_whose_journal_rejects_a_turn_sends_nothing_of_it() -> None:
     loop = Loop()
     loop.journal.is_full = True
     with pytest.raises(JournalError):
@@ -45,14 +45,14 @@ def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
 
 
 @pytest.mark.parity(126)
-def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
+def test_loop_writes_nothing_in_an_idle_turn() -> None:
     loop = Loop()
     loop.turn(NODE)
     assert loop.turn() == []
     assert loop.loop.is_all_journalled
 
 
-def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
+def test_loop_drops_repeated_events_by_their_numbers() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -62,7 +62,7 @@ def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
     assert loop.runner.repeated == 0, "numbers, not steps, told them apart"
 
 
-def test_a_gap_in_the_numbers_is_an_error() -> None:
+def test_loop_with_a_gap_in_the_event_numbers_fails() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -70,7 +70,7 @@ def test_a_gap_in_the_numbers_is_an_error() -> None:
         loop.batch(4, result(3))
 
 
-def test_what_a_node_says_that_is_lost_is_not_heard() -> None:
+def test_loop_ignores_events_of_a_lost_node() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -78,7 +78,7 @@ def test_what_a_node_says_that_is_lost_is_not_heard() -> None:
     assert recorded(loop.batch(3, result(2))) == 0
 
 
-def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded() -> None:
+def test_loop_records_all_results_of_a_trial_that_ends_in_the_same_turn() -> None:
     loop = Loop()
     loop.turn(NODE)
     last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
@@ -89,7 +89,7 @@ def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded(
 
 
 @pytest.mark.parity(55)
-def test_the_search_ends_when_the_last_host_is_gone() -> None:
+def test_search_ends_when_the_last_trial_process_is_gone() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1, done=True), m.TrialFinished("t_00000", 1))
@@ -100,7 +100,7 @@ def test_the_search_ends_when_the_last_host_is_gone() -> None:
 
 
 @pytest.mark.parity(56)
-def test_a_turn_after_the_end_does_nothing() -> None:
+def test_loop_does_nothing_in_a_turn_after_the_end() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
@@ -113,7 +113,7 @@ def test_a_turn_after_the_end_does_nothing() -> None:
 
 
 @pytest.mark.parity(58)
-def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
+def test_request_above_any_node_is_an_error_where_no_node_may_come() -> None:
     loop = Loop(resources={"cpu": 8.0})
     loop.runner.settings = RunnerSettings(request=None)
     with pytest.raises(ResourceError, match="cpu=8, the most that any node has is 1"):
@@ -121,7 +121,7 @@ def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
 
 
 @pytest.mark.parity(61)
-def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
+def test_request_above_any_node_waits_where_nodes_may_come() -> None:
     loop = Loop(resources={"cpu": 8.0}, nodes_may_come=True)
     loop.runner.settings = RunnerSettings(request=None)
     loop.turn(NODE)
@@ -129,7 +129,7 @@ def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
     assert ("start", "t_00000", 1) in loop.turn(big)
 
 
-def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
+def test_node_warning_is_journalled_counted_and_reported() -> None:
     loop = Loop()
     loop.turn(NODE)
     log = loop.batch(1, m.NodeWarned("numpy is not preloaded"), started())
@@ -139,7 +139,7 @@ def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
     assert ("notices", "numpy is not preloaded") not in loop.turn()
 
 
-def test_checkpoints_that_went_with_their_node_are_named() -> None:
+def test_checkpoints_lost_with_their_node_are_named() -> None:
     loop = Loop()
     loop.turn(NODE)
     key = "train_t_00000/checkpoint_1-000001"
@@ -152,7 +152,7 @@ def test_checkpoints_that_went_with_their_node_are_named() -> None:
     assert "its lease ran out" in told[0]
 
 
-def test_a_node_that_may_have_left_something_in_the_store_has_it_looked_for() -> None:
+def test_node_warning_of_leftovers_has_the_store_searched() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.batch(1, m.NodeWarned("numpy is not preloaded"))
@@ -163,7 +163,7 @@ def test_a_node_that_may_have_left_something_in_the_store_has_it_looked_for() ->
 
 
 @pytest.mark.parity(54)
-def test_the_time_budget_stops_what_runs() -> None:
+def test_time_budget_stops_running_trials() -> None:
     loop = Loop(time_budget_s=60.0)
     loop.turn(NODE)
     loop.now = 60.0
@@ -172,7 +172,7 @@ def test_the_time_budget_stops_what_runs() -> None:
 
 
 @pytest.mark.parity(73, 74)
-def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
+def test_stop_request_for_one_trial_leaves_the_others() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.loop.request_stop("somebody said so", trial="t_00000")
@@ -180,7 +180,7 @@ def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
     assert ("start", "t_00001", 1) in loop.batch(1, m.SlotFreed("t_00000", 1))
 
 
-def test_an_interrupted_search_ends_without_new_trials() -> None:
+def test_interrupted_search_ends_without_new_trials() -> None:
     loop = Loop()
     loop.turn(NODE)
     loop.loop.interrupt("SIGINT")
@@ -191,7 +191,7 @@ def test_an_interrupted_search_ends_without_new_trials() -> None:
 
 
 @pytest.mark.parity(55)
-def test_a_limit_on_trials_ends_an_endless_search() -> None:
+def test_limit_on_trials_ends_an_endless_search() -> None:
     loop = Loop(trials=-1, max_trials=1)
     loop.turn(NODE)
     last = m.TrialFinished("t_00000", 1), m.SlotFreed("t_00000", 1)
@@ -210,7 +210,7 @@ class Reluctant(BasicVariantGenerator):
 
 
 @pytest.mark.parity(63)
-def test_a_search_algorithm_that_waits_is_asked_again() -> None:
+def test_search_algorithm_that_waits_is_asked_again() -> None:
     search = Reluctant()
     loop = Loop(search=search)
     assert not any(line[0] == "start" for line in loop.turn(NODE))
@@ -219,7 +219,7 @@ def test_a_search_algorithm_that_waits_is_asked_again() -> None:
 
 
 @pytest.mark.parity(63)
-def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
+def test_search_algorithm_that_waits_for_nothing_ends_the_search() -> None:
     loop = Loop(search=Reluctant())
     loop.turn(NODE)
     loop.now = 59.0
@@ -234,7 +234,7 @@ class Raising(BasicVariantGenerator):
         raise ZeroDivisionError("in my searcher")
 
 
-def test_an_algorithm_that_raises_ends_the_search_with_its_traceback() -> None:
+def test_search_algorithm_that_raises_ends_the_search_with_its_traceback() -> None:
     loop = Loop(search=Raising())
     with pytest.raises(SearchFailed, match=r"(?s)ZeroDivisionError: in my searcher.*Traceback"):
         loop.turn(NODE)
@@ -246,7 +246,7 @@ class Confused(TrialScheduler):
 
 
 @pytest.mark.parity(68)
-def test_an_answer_that_is_no_decision_is_refused_by_name() -> None:
+def test_scheduler_answer_that_is_no_decision_is_rejected_with_its_name() -> None:
     loop = Loop(scheduler=Confused())
     loop.turn(NODE)
     with pytest.raises(SearchFailed, match=r"Confused.on_trial_result returned 'MAYBE'"):
@@ -259,7 +259,7 @@ class Impatient(TrialScheduler):
 
 
 @pytest.mark.parity(62)
-def test_a_trial_that_does_not_wait_cannot_be_chosen() -> None:
+def test_trial_that_does_not_wait_cannot_be_chosen() -> None:
     loop = Loop(scheduler=Impatient())
     with pytest.raises(SearchFailed, match="not waiting for a slot"):
         loop.turn(NODE)
@@ -280,7 +280,7 @@ class Enough(Stopper):
         return TO_THE_END
 
 
-def test_a_stopper_that_looks_at_no_result_may_end_the_search_all_the_same() -> None:
+def test_stopper_that_examines_no_result_can_end_the_search() -> None:
     loop = Loop()
     loop.loop.algorithms.stopper = stopper = Enough()
     loop.turn(NODE)
@@ -299,7 +299,7 @@ class ByState(FIFOScheduler):
         return next((trial for trial in runner.waiting() if trial.status == "PENDING"), None)
 
 
-def test_trials_of_a_lost_node_are_shown_as_pending_to_who_chooses_the_next() -> None:
+def test_trials_of_a_lost_node_are_pending_for_the_scheduler() -> None:
     loop = Loop(scheduler=ByState(), trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -313,7 +313,7 @@ class PausesAtOnce(TrialScheduler):
         return self.PAUSE
 
 
-def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused() -> None:
+def test_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused() -> None:
     loop = Loop(scheduler=PausesAtOnce(), trials=1)
     loop.turn(NODE)
     loop.batch(1, started())
@@ -352,7 +352,7 @@ class StopsAtTwo(TrialScheduler):
         return self.STOP if result["training_iteration"] == 2 else self.CONTINUE
 
 
-def test_a_search_algorithm_is_told_once_of_the_result_at_which_a_trial_was_stopped() -> None:
+def test_search_algorithm_gets_the_result_that_stopped_a_trial_once() -> None:
     search = Curious()
     loop = Loop(search=search, scheduler=StopsAtTwo())
     loop.turn(NODE)
@@ -361,7 +361,7 @@ def test_a_search_algorithm_is_told_once_of_the_result_at_which_a_trial_was_stop
     assert search.told == [("result", 1), ("complete", 2)]
 
 
-def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> None:
+def test_nan_of_a_nested_metric_is_shown_as_the_worst_value() -> None:
     shown = []
 
     class Looks(TrialScheduler):
@@ -382,7 +382,7 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
     assert shown == [math.inf]
 
 
-def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_search_ends() -> None:
+def test_f22_node_on_which_every_trial_dies_is_reported_and_set_aside_and_the_search_ends() -> None:
     loop = Loop(trials=7)
     loop.turn(NODE)
     told: list[str] = []

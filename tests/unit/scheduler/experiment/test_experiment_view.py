@@ -54,11 +54,11 @@ def search() -> Search:
     return Search()
 
 
-def test_the_store_is_shown_without_its_settings(search):
+def test_view_shows_the_store_without_its_settings(search):
     assert search.view.store == "s3://bucket/x"
 
 
-def test_f23_a_device_that_is_set_aside_is_a_note_while_trials_wait_for_it(search):
+def test_f23_withheld_device_is_a_note_while_trials_wait_for_it(search):
     story = Story(cpus=0.0, request={"gpu": 2.0})
     search.loop.runner = story.runner
     gpus = (m.Gpu("GPU-a"), m.Gpu("GPU-b"))
@@ -76,7 +76,7 @@ def test_f23_a_device_that_is_set_aside_is_a_note_while_trials_wait_for_it(searc
     assert search.view.notes == ["Redis is away"]
 
 
-def test_f22_a_node_that_is_set_aside_is_a_note_while_trials_wait(search):
+def test_f22_node_that_is_set_aside_is_a_note_while_trials_wait(search):
     search.runner.aside = {"n.1": 70.0}
     search.runner.nodes = {"n.1": m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})}
     search.runner.health = {"n": SimpleNamespace(reason="no space left")}
@@ -96,21 +96,21 @@ def test_f22_a_node_that_is_set_aside_is_a_note_while_trials_wait(search):
         (2, "trial ab12_00000 and 1 more wait for the store: connection refused"),
     ],
 )
-def test_why_trials_wait_is_one_note_however_many_do(search, count, note):
+def test_view_shows_one_note_for_any_number_of_waiting_trials(search, count, note):
     for n in range(3):
         trial = search.trials[str(n)] = FakeTrial(n)
         trial.waits = ("save", "connection refused") if n < count else ("", "")
     assert search.view.notes == ["Redis is away", note]
 
 
-def test_uploads_are_a_note_once_only_they_keep_the_search_from_being_over(search):
+def test_view_shows_uploads_as_a_note_when_only_they_delay_the_end(search):
     search.runner.uploading = 2
     assert search.view.notes[1:] == ["waiting for 2 checkpoints on the way to s3://bucket/x"]
     search.runner.counts["RUNNING"] = 1
     assert search.view.notes == ["Redis is away"]
 
 
-def test_uploads_are_news_once_and_only_if_they_take_their_time(search):
+def test_view_reports_slow_uploads_once(search):
     search.runner.uploading = 1
     for search.now in (0.0, 1.0):
         search.uploads.look()
@@ -127,7 +127,7 @@ def test_uploads_are_news_once_and_only_if_they_take_their_time(search):
     ]
 
 
-def test_f23_paused_trial_that_waits_for_a_device_that_is_set_aside_is_a_note(search):
+def test_f23_paused_trial_that_waits_for_a_withheld_device_is_a_note(search):
     story = Story(cpus=0.0)
     search.loop.runner = story.runner
     resources = {"cpu": 1.0, "gpu": 1.0}

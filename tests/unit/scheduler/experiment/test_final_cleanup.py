@@ -78,7 +78,7 @@ def cache(tmp_path):
     return folder
 
 
-def test_where_something_went_wrong_what_it_left_is_collected_behind_the_removals(cache):
+def test_cleanup_after_a_failure_collects_leftovers_after_the_deletions(cache):
     end = End(cache)
     assert end.settle() == ["removals", COLLECTED, "close"]
     assert end.told == []
@@ -92,13 +92,13 @@ def test_end_of_a_superseded_run_collects_nothing_and_says_so(cache):
     assert end.told == ["another run has the store."]
 
 
-def test_where_nothing_went_wrong_nothing_is_looked_for(cache):
+def test_cleanup_without_a_failure_does_not_search_the_store(cache):
     end = End(cache)
     end.loop.has_leftovers = False
     assert end.settle() == ["removals", "close"]
 
 
-def test_a_slow_store_is_waited_for_unless_the_search_was_interrupted(cache):
+def test_cleanup_waits_for_a_slow_store_unless_the_search_was_interrupted(cache):
     end = End(cache)
     end.settle()
     assert end.within == (TIMEOUT_S, PLAN.sync_timeout_s)
@@ -110,11 +110,11 @@ def test_a_slow_store_is_waited_for_unless_the_search_was_interrupted(cache):
 @pytest.mark.parametrize(
     "changes", [{"interrupted": "SIGINT"}, {"uploading": 2}, {"is_finished": False}]
 )
-def test_while_anything_may_be_under_way_nothing_is_collected(cache, changes):
+def test_cleanup_collects_nothing_while_uploads_may_be_in_flight(cache, changes):
     assert COLLECTED not in End(cache, **changes).settle()
 
 
-def test_what_is_not_in_the_store_stays_in_the_cache_and_both_are_named(cache):
+def test_cleanup_keeps_checkpoints_missing_in_the_store_in_the_cache_and_names_both(cache):
     end = End(cache, interrupted="SIGINT", uploading=2)
     end.settle()
     (told,) = end.told
@@ -123,7 +123,7 @@ def test_what_is_not_in_the_store_stays_in_the_cache_and_both_are_named(cache):
     assert cache.exists()
 
 
-def test_removals_that_were_not_done_are_named_up_to_a_few(cache):
+def test_cleanup_names_the_first_few_failed_deletions(cache):
     end = End(cache)
     end.left = [f"t/checkpoint_1-{n}" for n in range(9)]
     assert end.settle() == ["removals", "close"]
@@ -132,7 +132,7 @@ def test_removals_that_were_not_done_are_named_up_to_a_few(cache):
     assert "t/checkpoint_1-5" not in told
 
 
-def test_a_store_that_cannot_be_collected_ends_no_search_in_error(cache):
+def test_cleanup_whose_collection_fails_does_not_fail_the_search(cache):
     end = End(cache)
     end.error = StoreError("the store is away.")
     assert end.settle()[-1] == "close"
@@ -140,13 +140,13 @@ def test_a_store_that_cannot_be_collected_ends_no_search_in_error(cache):
     assert "s3://bucket/x could not be removed: the store is away" in told
 
 
-def test_whoever_has_no_patience_waits_for_no_collection(cache):
+def test_cleanup_interrupted_by_the_user_skips_the_collection(cache):
     end = End(cache)
     end.is_enough = True
     assert end.settle() == ["removals", "close"]
 
 
-def test_a_collection_that_lasts_is_called_off_by_who_loses_patience(cache):
+def test_cleanup_interrupted_during_a_long_collection_cancels_it(cache):
     end = End(cache)
     end.has_much_to_do = True
     assert end.settle() == ["removals", COLLECTED, "close"]
@@ -154,7 +154,7 @@ def test_a_collection_that_lasts_is_called_off_by_who_loses_patience(cache):
     assert "What broken uploads left in s3://bucket/x was not removed" in told
 
 
-def test_what_follows_from_a_turn_that_could_not_be_journalled_is_not_done(cache):
+def test_cleanup_after_an_unjournalled_turn_does_not_delete_for_it(cache):
     end = End(cache)
     end.loop.is_all_journalled = False
     assert end.settle() == ["removals", "close"]

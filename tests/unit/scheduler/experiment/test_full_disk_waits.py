@@ -58,7 +58,7 @@ def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
     return loop, journal
 
 
-def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_is() -> None:
+def test_turn_on_a_full_disk_is_written_and_acted_upon_once_there_is_space() -> None:
     loop, journal = with_full_journal(3)
     log = loop.turn(NODE)
     names = ["notices", "journal", "notices", "start", "NotifyTrialAdded", "acknowledge"]
@@ -68,7 +68,7 @@ def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_
     assert journal.tries == 4
 
 
-def test_whoever_interrupts_it_waits_for_no_room() -> None:
+def test_interrupted_search_does_not_wait_for_disk_space() -> None:
     loop, journal = with_full_journal(1000)
     journal.then = lambda: loop.loop.interrupt("Ctrl-C") if journal.tries == 5 else None
     with pytest.raises(JournalFull):
@@ -77,7 +77,7 @@ def test_whoever_interrupts_it_waits_for_no_room() -> None:
     assert [line[0] for line in loop.log] == ["notices"]
 
 
-def test_what_is_no_full_disk_is_not_waited_for() -> None:
+def test_other_disk_error_ends_the_search_at_once() -> None:
     loop = Loop()
     loop.journal.is_full = True
     with pytest.raises(JournalError, match="no space"):

@@ -55,7 +55,7 @@ def test_f01_search_whose_last_trial_falls_with_the_only_node_ends(is_dead: bool
     assert loop.runner.is_finished
 
 
-def test_f01_search_that_is_offered_nothing_any_more_ends() -> None:
+def test_f01_search_without_any_further_offer_ends() -> None:
     loop = farm_loop(trials=1)
     run_and_lose_the_only_trial(loop)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}, is_shared=True))
@@ -76,7 +76,7 @@ def test_f01_search_algorithm_that_waits_for_nothing_fails_when_no_node_is_left(
         loop.turn()
 
 
-def test_f01_next_configuration_waits_in_sight_when_no_node_is_left() -> None:
+def test_f01_next_configuration_requests_a_node_when_none_is_left() -> None:
     loop = farm_loop(trials=2)
     run_and_lose_the_only_trial(loop)
     loop.turn()
@@ -86,7 +86,7 @@ def test_f01_next_configuration_waits_in_sight_when_no_node_is_left() -> None:
     assert loop.runner.counts["RUNNING"] == 1
 
 
-def test_search_whose_requests_depend_on_configurations_waits_for_a_node_in_sight() -> None:
+def test_search_whose_requests_depend_on_configurations_requests_a_node() -> None:
     loop = Loop(nodes_may_come=True)
     loop.runner.settings = RunnerSettings(request=None)
     loop.turn()
@@ -118,7 +118,7 @@ def silent_loop(most: int = 0) -> Loop:
     return Loop(search=ConcurrencyLimiter(Silent(most), 2), trials=4)
 
 
-def test_search_algorithm_that_suggests_nothing_is_told_of_and_then_fails_the_search() -> None:
+def test_search_algorithm_that_suggests_nothing_is_reported_and_then_fails_the_search() -> None:
     loop = silent_loop()
     loop.turn(NODE)
     loop.now = 9.0
@@ -149,7 +149,7 @@ def test_search_algorithm_that_waits_for_the_result_of_a_trial_is_waited_for() -
         loop.turn()
 
 
-def test_search_algorithm_that_could_not_be_asked_is_given_its_time_anew() -> None:
+def test_search_algorithm_that_could_not_be_asked_gets_its_full_time_again() -> None:
     loop = silent_loop()
     loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, nodes_may_come=False)
     loop.turn(NODE)

@@ -43,7 +43,7 @@ class RaisesAt(FIFOScheduler):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
+def test_restart_reads_the_unhandled_rest_of_a_batch_again(step: int) -> None:
     loop = Loop(scheduler=RaisesAt(step), trials=1)
     loop.turn(NODE)
     loop.batch(1, started())
@@ -71,7 +71,7 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     assert runner.repeated == 0
 
 
-def test_a_batch_that_was_handled_stays_read_when_something_raises_behind_it() -> None:
+def test_restart_does_not_read_a_handled_batch_again() -> None:
     class Stops(BasicVariantGenerator):
         def suggest(self, trial_id):
             if trial_id != "t_00000":
@@ -103,7 +103,7 @@ def loop_with_an_error() -> Loop:
     return loop
 
 
-def test_a_trial_in_error_stays_so_unless_it_is_to_continue() -> None:
+def test_restart_leaves_a_trial_in_error_unless_it_should_continue() -> None:
     loop = loop_with_an_error()
     loop.loop.resume(m.ExperimentResumed(2, 0.0))
     summary = loop.runner.summary("t_00000")
@@ -112,7 +112,7 @@ def test_a_trial_in_error_stays_so_unless_it_is_to_continue() -> None:
     assert summary.failed_on == "host"
 
 
-def test_a_trial_in_error_continues_from_its_last_checkpoint() -> None:
+def test_restart_continues_a_trial_in_error_from_its_last_checkpoint() -> None:
     loop = loop_with_an_error()
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="resume"))
     trial = loop.runner.live["t_00000"]
@@ -125,7 +125,7 @@ def test_a_trial_in_error_continues_from_its_last_checkpoint() -> None:
     assert dict(loop.runner.changed_summaries()) == {"t_00000": b""}
 
 
-def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
+def test_restart_of_a_trial_from_scratch_counts_from_one_in_a_new_lineage() -> None:
     loop = loop_with_an_error()
     loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
     trial = loop.runner.live["t_00000"]
@@ -143,7 +143,7 @@ def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
     )
 
 
-def test_trials_that_are_not_to_continue_end_where_they_are() -> None:
+def test_restart_ends_trials_that_should_not_continue() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -152,7 +152,7 @@ def test_trials_that_are_not_to_continue_end_where_they_are() -> None:
     assert (summary.status, summary.reason) == ("TERMINATED", NOT_RESUMED)
 
 
-def test_rules_that_changed_count_from_the_restart_on_and_stand_in_the_journal() -> None:
+def test_restart_applies_changed_settings_and_journals_them() -> None:
     loop = loop_with_an_error()
     settings = RunnerSettings(request={"cpu": 1.0}, max_failures=7)
     event = m.ExperimentResumed(2, 0.0, errored="resume", settings=m.encode(settings))
@@ -162,7 +162,7 @@ def test_rules_that_changed_count_from_the_restart_on_and_stand_in_the_journal()
     assert replay(header, loop.journal.journal_records).settings.max_failures == 7
 
 
-def test_what_was_stopped_interrupted_or_exhausted_continues() -> None:
+def test_restart_continues_a_stopped_interrupted_or_exhausted_search() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -174,7 +174,7 @@ def test_what_was_stopped_interrupted_or_exhausted_continues() -> None:
     assert [trial.trial_id for trial in runner.queue] == ["t_00000"]
 
 
-def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_again() -> None:
+def test_restart_asks_again_about_a_result_from_before_an_interruption() -> None:
     loop = Loop(trials=1, scheduler=RaisesAt(0))
     loop.turn(NODE)
     loop.batch(1, started(), result(1), result(2, done=True))
@@ -191,7 +191,7 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
     assert ("continue", "t_00000") in done, "else its host would wait for ever"
 
 
-def test_a_trial_that_had_just_ended_by_the_old_criteria_continues_to_the_new_ones() -> None:
+def test_restart_with_new_criteria_continues_a_trial_that_ended_by_the_old_ones() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     # The previous run died before the trial process ended; a user also requested a stop.
@@ -209,7 +209,7 @@ def test_a_trial_that_had_just_ended_by_the_old_criteria_continues_to_the_new_on
     assert (trial.status, trial.stop_ordered, trial.ending) == ("RUNNING", False, "")
 
 
-def test_what_was_being_stopped_stays_so_for_a_scheduler_that_takes_over() -> None:
+def test_restart_by_a_scheduler_that_takes_over_keeps_stopping_trials() -> None:
     loop = Loop(trials=2)
     loop.turn(NODE)
     loop.batch(1, started(), result(1))
@@ -219,7 +219,7 @@ def test_what_was_being_stopped_stays_so_for_a_scheduler_that_takes_over() -> No
     assert not loop.runner.wants_config()
 
 
-def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_again() -> None:
+def test_replay_places_trials_alike_after_nodes_were_set_aside() -> None:
     loop = Loop(trials=7)
     names = ("a.1", "b.1", "good.1")
     loop.turn(*(m.NodeJoined(one, one[:-2], "host", "127.0.0.1", {"cpu": 1.0}) for one in names))
@@ -246,7 +246,7 @@ def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_
     assert comparable(again) == comparable(loop.runner)
 
 
-def test_a_trial_that_is_over_is_work_until_its_host_is_gone_and_its_uploads_are_settled() -> None:
+def test_ended_trial_is_work_until_its_process_is_gone_and_its_uploads_are_settled() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     saved = m.CheckpointWritten("t_00000", 1, 1, 1, "t_00000/checkpoint_1-000001", "ab", 3)

@@ -46,7 +46,7 @@ def snapshot(journal: Journal, state: bytes, *finished: tuple[str, bytes]) -> bo
     return journal.snapshot(JournalSnapshot(state=state, algorithms={"search": b"{}"}), finished)
 
 
-def test_what_was_written_is_read_back(written: Path) -> None:
+def test_journal_written_and_read_is_unchanged(written: Path) -> None:
     assert read_header(written) == HEADER
     assert list(read_turns(written)) == TURNS
     assert list(read_records(written)) == [entry for turn in TURNS for entry in turn]
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_back(written: Path) -> None:
     assert list(found.turns) == TURNS  # the second time
 
 
-def test_a_journal_continues_where_it_ended(written: Path) -> None:
+def test_journal_continues_where_it_ended(written: Path) -> None:
     journal, found = Journal.resume(written)
     with journal:
         assert list(found.turns) == TURNS
@@ -66,7 +66,7 @@ def test_a_journal_continues_where_it_ended(written: Path) -> None:
     assert recover(written).turn == len(TURNS) + 1
 
 
-def test_a_torn_turn_is_cut_and_it_is_said_how_many_bytes(written: Path) -> None:
+def test_torn_turn_is_cut_and_its_bytes_are_reported(written: Path) -> None:
     path = turns_file(written, 1)
     os.truncate(path, path.stat().st_size - 3)
     torn = path.stat().st_size
@@ -78,7 +78,7 @@ def test_a_torn_turn_is_cut_and_it_is_said_how_many_bytes(written: Path) -> None
     assert list(read_turns(written)) == [*TURNS[:-1], TURNS[0]]
 
 
-def test_damage_before_whole_turns_is_refused_with_its_offset_and_what_to_do(written: Path) -> None:
+def test_damage_before_whole_turns_is_rejected_with_its_offset_and_the_fix(written: Path) -> None:
     path = turns_file(written, 1)
     whole = bytearray(path.read_bytes())
     offset = len(whole) - sum(24 + len(m.encode(turn)) for turn in TURNS)
@@ -91,7 +91,7 @@ def test_damage_before_whole_turns_is_refused_with_its_offset_and_what_to_do(wri
         list(read_turns(written))
 
 
-def test_a_wrong_length_does_not_pass_for_a_torn_end(written: Path) -> None:
+def test_wrong_length_is_not_taken_for_a_torn_end(written: Path) -> None:
     path = turns_file(written, 1)
     whole = bytearray(path.read_bytes())
     offset = len(whole) - sum(24 + len(m.encode(turn)) for turn in TURNS)
@@ -101,13 +101,13 @@ def test_a_wrong_length_does_not_pass_for_a_torn_end(written: Path) -> None:
         recover(written)
 
 
-def test_a_journal_that_exists_is_not_written_over(written: Path) -> None:
+def test_existing_journal_is_not_overwritten(written: Path) -> None:
     with pytest.raises(JournalError, match="there is one already"):
         Journal.create(written, HEADER)
     assert list(read_turns(written)) == TURNS
 
 
-def test_where_there_is_no_journal_that_is_said(folder: Path) -> None:
+def test_missing_journal_is_named(folder: Path) -> None:
     for look in (recover, read_header, Journal.resume, lambda path: list(read_turns(path))):
         with pytest.raises(JournalError, match=r"journal cannot be read: there is none"):
             look(folder)
@@ -116,7 +116,7 @@ def test_where_there_is_no_journal_that_is_said(folder: Path) -> None:
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_stands_for_the_turns_before_it(folder: Path) -> None:
+def test_snapshot_replaces_the_turns_before_it(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         journal.append(TURNS[0])
         assert snapshot(journal, b"one", ("a", b"1"), ("b", b"1"))
@@ -132,7 +132,7 @@ def test_a_snapshot_stands_for_the_turns_before_it(folder: Path) -> None:
     assert found.header == read_header(folder) == HEADER
 
 
-def test_one_that_is_not_over_any_more_is_not_finished(folder: Path) -> None:
+def test_resumed_trial_is_no_longer_among_the_finished(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         snapshot(journal, b"", ("a", b"1"), ("b", b"1"))
         snapshot(journal, b"", ("a", b""))
@@ -140,7 +140,7 @@ def test_one_that_is_not_over_any_more_is_not_finished(folder: Path) -> None:
     assert list(recover(folder).finished.items()) == [("b", b"1"), ("a", b"2")]
 
 
-def test_the_last_two_generations_are_kept_and_no_more(folder: Path) -> None:
+def test_journal_keeps_the_last_two_generations(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         for turn in TURNS:
             journal.append(turn)
@@ -157,7 +157,7 @@ def test_the_last_two_generations_are_kept_and_no_more(folder: Path) -> None:
         list(read_turns(folder))
 
 
-def test_a_journal_says_when_it_wants_a_snapshot(
+def test_journal_states_when_a_snapshot_is_due(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 4096)
@@ -172,7 +172,7 @@ def test_a_journal_says_when_it_wants_a_snapshot(
     assert list(recover(folder).turns) == []
 
 
-def test_it_continues_behind_a_snapshot(folder: Path) -> None:
+def test_journal_continues_after_a_snapshot(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         journal.append(TURNS[0])
         snapshot(journal, b"one", ("a", b"1"))
@@ -189,7 +189,7 @@ def test_it_continues_behind_a_snapshot(folder: Path) -> None:
     assert found.turn == 4
 
 
-def test_a_snapshot_for_which_there_is_no_room_is_left_for_later(
+def test_snapshot_on_a_full_disk_is_left_for_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 64)
@@ -214,7 +214,7 @@ def _refuses(*_args: object, **_more: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["000002.turns", "000003.turns", "000003.snapshot", "history"])
-def test_a_file_that_is_missing_is_missed(folder: Path, name: str) -> None:
+def test_missing_file_of_a_journal_is_named(folder: Path, name: str) -> None:
     begun(folder, TURNS)
     before = state_of(recover(folder))
     (folder / name).unlink()
@@ -229,7 +229,7 @@ def test_a_file_that_is_missing_is_missed(folder: Path, name: str) -> None:
 # --- errors of the disk ---------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_from_others_and_leaves_nothing_of_the_turn(
+def test_full_disk_is_told_from_other_errors_and_leaves_nothing_of_the_turn(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Journal.create(folder, HEADER) as journal:
@@ -270,7 +270,7 @@ def test_snapshot_is_synced_before_it_counts(folder: Path, monkeypatch: pytest.M
     assert disk.unsynced == []
 
 
-def test_behind_a_broken_write_nothing_is_written(
+def test_journal_writes_nothing_after_a_failed_write(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Journal.create(folder, HEADER) as journal:
@@ -315,7 +315,7 @@ def holder(written: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_second_opener_is_told_who_has_it_until_that_is_gone(
+def test_second_process_gets_the_holder_of_the_journal_until_it_is_gone(
     written: Path, holder: subprocess.Popen[str]
 ) -> None:
     expected = (
@@ -332,14 +332,14 @@ def test_a_second_opener_is_told_who_has_it_until_that_is_gone(
     Journal.resume(written)[0].close()
 
 
-def test_the_same_process_is_a_second_opener_too(written: Path) -> None:
+def test_second_open_in_the_same_process_is_rejected(written: Path) -> None:
     journal, _ = Journal.resume(written)
     with journal, pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
         Journal.resume(written)
     Journal.resume(written)[0].close()
 
 
-def test_a_forked_process_does_not_keep_it(written: Path) -> None:
+def test_forked_process_does_not_keep_the_lock(written: Path) -> None:
     journal, _ = Journal.resume(written)
     (ours, childs), (told, tell) = os.pipe(), os.pipe()
     child = os.fork()
@@ -362,7 +362,9 @@ def test_a_forked_process_does_not_keep_it(written: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "named"), [("version", "journal version"), ("protocol", "mess")])
-def test_another_version_is_refused_with_both_named(folder: Path, field: str, named: str) -> None:
+def test_journal_of_another_version_is_rejected_with_both_versions(
+    folder: Path, field: str, named: str
+) -> None:
     header = msgspec.structs.replace(HEADER, **{field: 99}, tunemq="7.8.9")
     Journal.create(folder, header).close()
     ours = getattr(HEADER, field)
@@ -371,21 +373,21 @@ def test_another_version_is_refused_with_both_named(folder: Path, field: str, na
             look(folder)
 
 
-def test_what_only_a_newer_tunemq_knows_is_refused(folder: Path) -> None:
+def test_record_of_a_newer_tunemq_is_rejected(folder: Path) -> None:
     with Journal.create(folder, HEADER) as journal:
         journal._append(m.encode([[["made-up", 1], []]]))
     with pytest.raises(JournalError, match="does not know, so another version wrote it"):
         list(recover(folder).turns)
 
 
-def test_the_fields_of_recovered_are_all_described() -> None:
+def test_recovered_journal_describes_all_its_fields() -> None:
     from tunemq_scheduler.journal.journal_reader import RecoveredJournal
 
     named = [field.name for field in dataclasses.fields(RecoveredJournal) if field.repr]
     assert [name for name in named if f"{name}:" not in (RecoveredJournal.__doc__ or "")] == []
 
 
-def test_journal_that_somebody_removed_while_it_is_written_is_told_with_its_folder(written) -> None:
+def test_journal_deleted_while_it_is_written_is_reported_with_its_folder(written) -> None:
     journal, _ = Journal.resume(written)
     with journal:
         shutil.move(written, written.with_name("moved"))

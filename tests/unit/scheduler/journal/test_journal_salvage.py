@@ -38,7 +38,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_journal_that_is_not_damaged_is_left_alone(folder: Path) -> None:
+def test_salvage_leaves_an_undamaged_journal_alone(folder: Path) -> None:
     begun(folder, TURNS)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     done = salvage(folder)
@@ -47,7 +47,7 @@ def test_a_journal_that_is_not_damaged_is_left_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["000002.snapshot", "000003.snapshot", "000003.turns"])
-def test_whichever_byte_is_damaged_what_is_salvaged_is_a_prefix(
+def test_salvage_of_any_damaged_byte_gives_a_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for sync in ("fsync", "fdatasync"):  # do not measure the disk's speed
@@ -69,9 +69,7 @@ def test_whichever_byte_is_damaged_what_is_salvaged_is_a_prefix(
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
-def test_salvage_file_of_turns_that_is_gone_names_it_and_all_that_it_had(
-    folder: Path, how: str
-) -> None:
+def test_salvage_missing_file_of_turns_names_it_and_its_turns(folder: Path, how: str) -> None:
     begun(folder, TURNS)
     path = turns_file(folder, 3)
     path.unlink() if how == "removed" else path.write_bytes(b"")
@@ -120,7 +118,7 @@ def test_salvage_one_unusable_history_loses_nothing(
     Journal.resume(folder)[0].close()
 
 
-def test_salvage_record_that_both_histories_lost_names_what_is_gone(folder: Path) -> None:
+def test_salvage_record_that_both_histories_lost_names_it(folder: Path) -> None:
     states = begun(folder, TURNS, snapshot_before=(1, 2, 3))
     record = list(JournalFrames(folder / "history"))[1]
     for name in ("history", "history.copy"):
@@ -203,7 +201,7 @@ def test_journal_create_refuses_folder_that_lost_its_segments(folder: Path) -> N
         salvage(folder)
 
 
-def test_turns_behind_a_missing_one_are_of_no_use_and_counted(folder: Path) -> None:
+def test_salvage_counts_and_drops_turns_after_a_missing_one(folder: Path) -> None:
     begun(folder, TURNS, snapshot_before=())
     frames = list(JournalFrames(turns_file(folder, 1)))
     flip(turns_file(folder, 1), frames[3].offset + 1)
@@ -214,7 +212,7 @@ def test_turns_behind_a_missing_one_are_of_no_use_and_counted(folder: Path) -> N
     assert turns_file(done.kept, 1).stat().st_size == frames[-1].end
 
 
-def test_of_a_journal_without_any_header_nothing_is_of_use(folder: Path) -> None:
+def test_salvage_of_a_journal_without_any_header_recovers_nothing(folder: Path) -> None:
     begun(folder, TURNS, snapshot_before=())
     flip(turns_file(folder, 1), 30)
     with pytest.raises(JournalError, match="no header of a segment is whole"):
@@ -222,7 +220,7 @@ def test_of_a_journal_without_any_header_nothing_is_of_use(folder: Path) -> None
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_where_the_first_turns_are_gone_and_no_snapshot_is_whole_nothing_is_of_use(
+def test_salvage_without_the_first_turns_and_a_whole_snapshot_recovers_nothing(
     folder: Path,
 ) -> None:
     begun(folder, TURNS, snapshot_before=(1, 2, 3))
@@ -233,7 +231,7 @@ def test_where_the_first_turns_are_gone_and_no_snapshot_is_whole_nothing_is_of_u
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_a_salvage_that_was_cut_short_between_its_renames_is_completed(folder: Path) -> None:
+def test_salvage_interrupted_between_its_renames_is_completed(folder: Path) -> None:
     states = begun(folder, TURNS)
     folder.rename(folder.with_name("journal.salvaged"))
     assert salvage(folder).kept is None

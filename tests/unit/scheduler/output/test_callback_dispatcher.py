@@ -31,7 +31,7 @@ def reported(told: CallbackDispatcher) -> None:
 
 
 @pytest.mark.parity(57)
-def test_each_turn_begins_and_ends_with_its_number() -> None:
+def test_callbacks_get_the_number_of_each_turn_at_its_start_and_end() -> None:
     told: list[tuple[str, int]] = []
 
     class Turns(Callback):
@@ -49,7 +49,7 @@ def test_each_turn_begins_and_ends_with_its_number() -> None:
 
 
 @pytest.mark.parity(132)
-def test_the_hooks_of_a_turn_see_the_trials() -> None:
+def test_callbacks_see_the_trials_at_the_start_and_end_of_a_turn() -> None:
     seen: list[list[str]] = []
 
     class Looks(Callback):
@@ -68,7 +68,7 @@ def test_the_hooks_of_a_turn_see_the_trials() -> None:
 
 
 @pytest.mark.parametrize("hook", ["on_trial_result", "log_trial_result"])
-def test_a_logger_learns_of_results_by_whichever_hook_it_has(hook: str) -> None:
+def test_logger_gets_results_by_either_hook(hook: str) -> None:
     losses: list[float] = []
 
     class Logs(LoggerCallback):
@@ -79,7 +79,7 @@ def test_a_logger_learns_of_results_by_whichever_hook_it_has(hook: str) -> None:
     assert losses == [1.0]
 
 
-def test_a_callback_that_raises_ends_the_search_by_its_name() -> None:
+def test_callback_that_raises_ends_the_search_with_its_name() -> None:
     class Broken(Callback):
         def on_trial_result(self, *args: Any, **info: Any) -> None:
             raise ZeroDivisionError("in mine")

@@ -55,7 +55,7 @@ def losses_of(path: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["result.json", "progress.csv"])
-def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
+def test_repair_of_a_trial_begun_anew_leaves_old_results_out_of_its_new_files(
     tmp_path: Path, kind: str
 ) -> None:
     loop = Loop(trials=1)
@@ -75,7 +75,7 @@ def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
         assert losses_of(folder / kind) == [7.0]
 
 
-def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_once(
+def test_repair_numbers_the_last_failure_of_a_trial_whose_process_died_at_once(
     tmp_path: Path,
 ) -> None:
     loop = Loop(trials=1)
@@ -85,7 +85,7 @@ def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_onc
     assert "Failure # 1 (" in told
 
 
-def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path: Path) -> None:
+def test_f04_repair_syncs_rows_that_the_files_already_have(tmp_path: Path) -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
@@ -96,9 +96,7 @@ def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_a_trial_that_failed_knows_its_error_file_after_a_restart(
-    tmp_path: Path, is_over: bool
-) -> None:
+def test_failed_trial_has_its_error_file_after_a_restart(tmp_path: Path, is_over: bool) -> None:
     loop = Loop(trials=2)
     loop.runner.settings = msgspec.structs.replace(loop.runner.settings, max_failures=1 - is_over)
     loop.turn(NODE)

@@ -117,7 +117,9 @@ def test_restart_with_any_bytes_in_a_file_of_a_trial_has_each_row_once(
 
 
 @pytest.mark.parametrize("name", RESULT_FILES)
-def test_restart_puts_a_file_of_the_trial_aside_and_names_it(tmp_path: Path, name: str) -> None:
+def test_restart_moves_a_file_written_by_the_trial_aside_and_names_it(
+    tmp_path: Path, name: str
+) -> None:
     search = Search(tmp_path)
     search.restart()
     path = search.folder / name
@@ -161,7 +163,7 @@ def test_restart_names_rows_that_only_the_file_had(tmp_path: Path) -> None:
     assert search.rows() == ([3], [1, 2, 3])
 
 
-def test_restart_makes_the_table_of_what_the_journal_has_no_more(tmp_path: Path) -> None:
+def test_restart_rebuilds_the_table_of_results_no_longer_in_the_journal(tmp_path: Path) -> None:
     search = Search(tmp_path)
     search.restart()
     before = (search.folder / "progress.csv").read_bytes()
@@ -173,7 +175,7 @@ def test_restart_makes_the_table_of_what_the_journal_has_no_more(tmp_path: Path)
     assert (search.folder / "progress.csv").read_bytes().startswith(before)
 
 
-def test_restart_with_a_file_that_may_not_be_read_continues(tmp_path: Path) -> None:
+def test_restart_with_an_unreadable_file_continues(tmp_path: Path) -> None:
     search = Search(tmp_path)
     search.restart()
     for name in (*RESULT_FILES, "error.txt"):

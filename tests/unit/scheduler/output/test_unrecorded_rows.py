@@ -81,7 +81,7 @@ def test_unrecorded_rows_of_live_trial_are_moved_aside(tmp_path: Path) -> None:
     assert unrecorded.turns_were_lost
 
 
-def test_unrecorded_rows_of_journal_with_all_turns_changes_nothing(tmp_path: Path) -> None:
+def test_unrecorded_rows_of_a_complete_journal_changes_nothing(tmp_path: Path) -> None:
     loop, _ = three_steps()
     unrecorded = after_loss(loop, tmp_path, None)
     assert not unrecorded.notices
@@ -111,7 +111,7 @@ def test_unrecorded_rows_of_unknown_trial_are_moved_aside(tmp_path: Path) -> Non
     assert unrecorded.turns_were_lost
 
 
-def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) -> None:
+def test_unrecorded_lineage_returns_the_files_to_the_previous_one(tmp_path: Path) -> None:
     loop, _ = three_steps()
     loop.batch(5, FAILED, m.SlotFreed("t_00000", 1))
     turns = acknowledged_up_to(loop)

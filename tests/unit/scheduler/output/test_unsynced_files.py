@@ -56,7 +56,9 @@ def written(files: UnsyncedFiles, folder: Path, count: int) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_a_few_are_brought_to_the_disk_at_once_with_their_names(disk: Disk, tmp_path: Path) -> None:
+def test_few_unsynced_files_are_synced_at_once_with_their_folders(
+    disk: Disk, tmp_path: Path
+) -> None:
     files = UnsyncedFiles()
     paths = written(files, tmp_path, 3)
     assert files.settle()
@@ -66,7 +68,7 @@ def test_a_few_are_brought_to_the_disk_at_once_with_their_names(disk: Disk, tmp_
     assert len(disk.synced) == 5, "nothing was written since"
 
 
-def test_many_keep_nobody_waiting(disk: Disk, tmp_path: Path) -> None:
+def test_many_unsynced_files_do_not_block_the_search(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     paths = written(files, tmp_path, AT_ONCE + 1)
     disk.is_open.clear()
@@ -93,14 +95,14 @@ def rounds_of(files: UnsyncedFiles, folder: Path, counts: list[int]) -> list[boo
     return said
 
 
-def test_what_running_trials_write_on_and_on_is_waited_for(disk: Disk, tmp_path: Path) -> None:
+def test_unsynced_files_of_running_trials_are_waited_for(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     few = AT_ONCE + 1
     assert rounds_of(files, tmp_path, [9 * few, 4 * few, few, few]) == [False, False, False, True]
     assert disk.synced.count(str(tmp_path / "0.json")) == 4
 
 
-def test_what_never_becomes_little_is_never_waited_for(
+def test_unsynced_files_that_never_become_few_are_never_waited_for(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_AT_ONCE", AT_ONCE + 1)
@@ -110,7 +112,7 @@ def test_what_never_becomes_little_is_never_waited_for(
     assert rounds_of(files, tmp_path, [1]) == [True]
 
 
-def test_a_search_that_ends_needs_no_more_of_it(disk: Disk, tmp_path: Path) -> None:
+def test_search_that_ends_stops_the_sync_of_files(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     written(files, tmp_path, AT_ONCE + 1)
     files._is_closed = True
@@ -119,7 +121,9 @@ def test_a_search_that_ends_needs_no_more_of_it(disk: Disk, tmp_path: Path) -> N
     assert not disk.synced
 
 
-def test_where_no_snapshot_is_possible_nothing_is_kept_in_mind(disk: Disk, tmp_path: Path) -> None:
+def test_unsynced_files_are_not_tracked_where_no_snapshot_is_possible(
+    disk: Disk, tmp_path: Path
+) -> None:
     files = UnsyncedFiles()
     written(files, tmp_path, 3)
     files.forget()
@@ -128,7 +132,7 @@ def test_where_no_snapshot_is_possible_nothing_is_kept_in_mind(disk: Disk, tmp_p
     assert not disk.synced
 
 
-def test_what_a_full_disk_did_not_take_is_not_on_it(disk: Disk, tmp_path: Path) -> None:
+def test_file_that_a_full_disk_did_not_take_stays_unsynced(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     (path,) = written(files, tmp_path, 1)
     files.hold(path)
@@ -138,21 +142,21 @@ def test_what_a_full_disk_did_not_take_is_not_on_it(disk: Disk, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("count", [1, AT_ONCE + 1])
-def test_a_disk_that_refuses_is_told_with_the_file(disk: Disk, tmp_path: Path, count: int) -> None:
+def test_failed_fsync_is_reported_with_the_file(disk: Disk, tmp_path: Path, count: int) -> None:
     files = UnsyncedFiles()
     disk.refuses = written(files, tmp_path, count)[0]
     with pytest.raises(StoreError, match=r"0.json cannot be brought to the disk: Input/output"):
         eventually(files.settle)
 
 
-def test_files_that_are_gone_are_passed_over(disk: Disk, tmp_path: Path) -> None:
+def test_unsynced_files_that_are_gone_are_skipped(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     (path,) = written(files, tmp_path, 1)
     os.unlink(path)
     assert files.settle()
 
 
-def test_loggers_tell_of_each_file_that_they_wrote(disk: Disk, tmp_path: Path) -> None:
+def test_loggers_note_each_file_that_they_wrote(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
     trial = FakeTrial(0, tmp_path)
     loggers = JsonLoggerCallback(files), CSVLoggerCallback(files)

@@ -33,7 +33,7 @@ def log(trial: FakeTrial, *results: dict) -> None:
     logger.on_trial_complete(0, [trial], trial)
 
 
-def test_each_result_is_a_row_with_nested_keys_joined(trial):
+def test_csv_logger_writes_each_result_as_a_row_with_nested_keys_joined(trial):
     log(trial, trial.result(1, loss=0.5, eval={"f1": 0.25}, ok=True, note=None))
     (row,) = rows_of(trial)
     assert float(row["loss"]) == 0.5
@@ -50,7 +50,7 @@ def test_csv_logger_with_a_hostile_value_in_a_configuration_writes_the_row(trial
 
 
 @pytest.mark.parity(174)
-def test_a_key_that_appears_later_becomes_a_column_and_no_row_is_lost(trial):
+def test_csv_logger_adds_a_column_for_a_later_key_and_loses_no_row(trial):
     results = [trial.result(1, loss=3.0), trial.result(2, loss=2.0, accuracy=0.5), trial.result(3)]
     log(trial, *results)
     rows = rows_of(trial)
@@ -61,7 +61,7 @@ def test_a_key_that_appears_later_becomes_a_column_and_no_row_is_lost(trial):
 
 
 @pytest.mark.parity(91)
-def test_a_restored_trial_finds_its_header_and_continues(trial):
+def test_csv_logger_of_a_restored_trial_reads_its_header_and_continues(trial):
     log(trial, trial.result(1, loss=3.0))
     log(trial, trial.result(2, loss=2.0), trial.result(3, extra=1, loss=1.0))
     rows = rows_of(trial)
@@ -69,7 +69,7 @@ def test_a_restored_trial_finds_its_header_and_continues(trial):
     assert [row["extra"] for row in rows] == ["", "", "1"]
 
 
-def test_the_order_of_keys_does_not_matter(trial):
+def test_csv_logger_accepts_keys_in_any_order(trial):
     log(trial, {"a": 1, "b": 2.5}, {"b": 3.5, "a": 2}, {"b": "x"}, {"b": 4.5, "a": None})
     assert [(row["a"], row["b"]) for row in rows_of(trial)] == [
         ("1", "2.5"),
@@ -79,26 +79,26 @@ def test_the_order_of_keys_does_not_matter(trial):
     ]
 
 
-def test_a_value_may_change_its_type(trial):
+def test_csv_logger_accepts_values_that_change_their_type(trial):
     log(trial, {"a": 1}, {"a": 1.5}, {"a": {"b": 2}}, {"a": [1, 2]}, {"a": "text"}, {"a": True})
     assert [row["a"] for row in rows_of(trial)] == ["1", "1.5", "", "[1, 2]", "text", "True"]
     assert rows_of(trial)[2]["a/b"] == "2"
 
 
-def test_nan_and_infinities_are_written_so_that_float_reads_them(trial):
+def test_csv_logger_writes_nan_and_infinities_so_that_float_reads_them(trial):
     log(trial, {"a": math.nan}, {"a": math.inf}, {"a": -math.inf})
     read = [float(row["a"]) for row in rows_of(trial)]
     assert math.isnan(read[0])
     assert read[1:] == [math.inf, -math.inf]
 
 
-def test_text_is_quoted_where_it_must_be_and_stays_in_its_line(trial):
+def test_csv_logger_quotes_text_and_keeps_it_in_one_line(trial):
     log(trial, {"a": 'one, "two"', "b": "line\r\nend", "null": "null", "empty": ""})
     (row,) = rows_of(trial)
     assert row == {"a": 'one, "two"', "b": "line\\r\\nend", "null": "null", "empty": ""}
 
 
-def test_a_configuration_that_changes_shows_from_then_on(trial):
+def test_csv_logger_writes_a_changed_configuration_from_then_on(trial):
     first = trial.result(1)
     trial.config = {"lr": 0.2, "extra": "x"}
     log(trial, first, trial.result(2))
@@ -106,7 +106,7 @@ def test_a_configuration_that_changes_shows_from_then_on(trial):
     assert [row["config/extra"] for row in rows_of(trial)] == ["", "x"]
 
 
-def test_a_row_torn_by_a_crash_is_cut(trial):
+def test_csv_logger_cuts_a_row_torn_by_a_crash(trial):
     log(trial, {"a": 1, "b": 2})
     with Path(trial.local_path, "progress.csv").open("ab") as file:
         file.write(b"3,")
@@ -114,7 +114,7 @@ def test_a_row_torn_by_a_crash_is_cut(trial):
     assert [row["a"] for row in rows_of(trial)] == ["1", "4"]
 
 
-def test_columns_may_be_added_while_rows_are_held_back(trial):
+def test_csv_logger_adds_columns_while_rows_are_buffered(trial):
     logger = CSVLoggerCallback()
     logger.on_trial_result(0, [trial], trial, {"a": 1})
     logger.on_trial_result(0, [trial], trial, {"a": 2, "b": 3})
@@ -141,7 +141,7 @@ def as_reported(text: str) -> str:
 
 
 @given(st.lists(results, min_size=1, max_size=8))
-def test_what_is_written_is_what_was_reported(tmp_path_factory, reported):
+def test_csv_logger_any_result_is_read_back_unchanged(tmp_path_factory, reported):
     trial = FakeTrial(0, tmp_path_factory.mktemp("trial"))
     log(trial, *reported)
     rows = rows_of(trial)

@@ -38,14 +38,14 @@ def best(results: ResultGrid, **how: Any) -> int:
     return list(results).index(results.get_best_result(**how))
 
 
-def test_a_grid_is_a_sequence_of_results(tmp_path):
+def test_result_grid_is_a_sequence_of_results(tmp_path):
     one, two = finished(tmp_path, 1, 1.0), finished(tmp_path, 2, 2.0)
     results = grid(one, two)
     assert (len(results), results[1], list(results)) == (2, two, [one, two])
     assert "2 TERMINATED" in repr(results)
 
 
-def test_the_best_result_is_that_of_the_searchs_own_metric_by_default(tmp_path):
+def test_best_result_uses_the_metric_of_the_search_by_default(tmp_path):
     results = grid(
         finished(tmp_path, 0, 3.0), finished(tmp_path, 1, 1.0), finished(tmp_path, 2, 2.0)
     )
@@ -54,7 +54,7 @@ def test_the_best_result_is_that_of_the_searchs_own_metric_by_default(tmp_path):
     assert best(results, metric="eval/f1", mode="min") == 0
 
 
-def test_scopes_judge_trials_by_different_parts_of_their_history(tmp_path):
+def test_best_result_scopes_use_different_parts_of_the_history(tmp_path):
     steady = finished(tmp_path, 0, *[5.0] * 20)
     dipped = finished(tmp_path, 1, 0.0, *[9.0] * 19)
     late = finished(tmp_path, 2, *[100.0] * 15, *[4.5] * 5)
@@ -68,27 +68,27 @@ def test_scopes_judge_trials_by_different_parts_of_their_history(tmp_path):
 
 
 @pytest.mark.parametrize("scope", ["last", "avg", "last-5-avg", "all"])
-def test_nan_is_never_the_best(tmp_path, scope):
+def test_nan_is_never_the_best_result(tmp_path, scope):
     results = grid(finished(tmp_path, 0, math.nan), finished(tmp_path, 1, 7.0))
     for filtered in (True, False):
         assert best(results, scope=scope, filter_nan_and_inf=filtered) == 1
         assert best(results, scope=scope, mode="max", filter_nan_and_inf=filtered) == 1
 
 
-def test_infinities_win_only_when_they_may(tmp_path):
+def test_infinity_is_the_best_result_only_in_the_right_mode(tmp_path):
     results = grid(finished(tmp_path, 0, 1.0, -math.inf), finished(tmp_path, 1, 7.0))
     assert best(results) == 1
     assert best(results, filter_nan_and_inf=False) == 0
     assert best(results, scope="all") == 0
 
 
-def test_a_last_result_without_the_metric_does_not_hide_an_earlier_one(tmp_path):
+def test_last_result_without_the_metric_does_not_hide_an_earlier_one(tmp_path):
     one = finished(tmp_path, 0, 1.0)
     one.metrics = {"training_iteration": 2}
     assert best(grid(finished(tmp_path, 1, 2.0), one)) == 1
 
 
-def test_without_a_metric_or_with_a_wrong_scope_the_fix_is_named(tmp_path):
+def test_best_result_without_a_metric_or_with_a_wrong_scope_names_the_fix(tmp_path):
     results = grid(finished(tmp_path, 0, 1.0), metric=None, mode=None)
     with pytest.raises(ConfigError, match="give both here or in TuneConfig"):
         results.get_best_result("loss")
@@ -98,17 +98,17 @@ def test_without_a_metric_or_with_a_wrong_scope_the_fix_is_named(tmp_path):
         grid().get_best_result(mode="up")
 
 
-def test_an_unknown_metric_is_told_with_those_that_there_are(tmp_path):
+def test_unknown_metric_is_rejected_with_the_known_ones(tmp_path):
     with pytest.raises(MetricError, match=r"'accuracy'; there are: .*eval/f1.*loss"):
         grid(finished(tmp_path, 0, 1.0)).get_best_result("accuracy", "max")
 
 
-def test_only_nan_is_told_as_such(tmp_path):
+def test_best_result_of_only_nan_values_is_explained(tmp_path):
     with pytest.raises(MetricError, match="all values of 'loss' are NaN or infinite"):
         grid(finished(tmp_path, 0, math.nan)).get_best_result()
 
 
-def test_where_all_trials_failed_their_own_error_is_shown(tmp_path):
+def test_best_result_where_all_trials_failed_shows_their_error(tmp_path):
     failed = finished(tmp_path, 0, status="ERROR")
     failed.error = TrialError("trial train_0 failed on node-a: ValueError: too small")
     results = grid(failed)
@@ -119,7 +119,7 @@ def test_where_all_trials_failed_their_own_error_is_shown(tmp_path):
 
 
 @pytest.mark.parity(116)
-def test_the_history_is_analysed_with_its_own_count(tmp_path):
+def test_metric_analysis_covers_the_history_and_counts_iterations_from_one(tmp_path):
     result = finished(tmp_path, 0, 1.0, 4.0, math.nan)
     analysis = result.metric_analysis
     assert (analysis["loss"]["min"], analysis["loss"]["max"]) == (1.0, 4.0)
@@ -129,7 +129,7 @@ def test_the_history_is_analysed_with_its_own_count(tmp_path):
     assert "trial_id" not in analysis
 
 
-def test_tables_have_flat_columns(tmp_path):
+def test_result_tables_have_flat_columns(tmp_path):
     results = grid(finished(tmp_path, 0, 3.0, 1.0, 2.0), finished(tmp_path, 1, 5.0))
     history = results[0].metrics_dataframe
     assert list(history["loss"]) == [3.0, 1.0, 2.0]
@@ -143,7 +143,7 @@ def test_tables_have_flat_columns(tmp_path):
         results.get_dataframe(filter_mode="min")
 
 
-def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
+def test_missing_pandas_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = finished(tmp_path, 0, 1.0)
     with pytest.raises(TuneError, match=r"pip install 'pandas>=2.2'"):
@@ -152,14 +152,14 @@ def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
         grid(result).get_dataframe()
 
 
-def test_a_torn_line_at_the_end_of_a_history_is_left_out(tmp_path):
+def test_torn_line_at_the_end_of_a_history_is_ignored(tmp_path):
     result = finished(tmp_path, 0, 1.0)
     with Path(result.path, "result.json").open("a") as file:
         file.write('{"loss": 2')
     assert result.values("loss") == [1.0]
 
 
-def test_a_trials_folder_alone_gives_its_result(tmp_path):
+def test_trial_folder_alone_gives_its_result(tmp_path):
     result = Result.from_path(finished(tmp_path, 1, 3.0, 2.0).path)
     assert (result.metrics["loss"], result.config, result.trial_id) == (
         2.0,
@@ -171,7 +171,7 @@ def test_a_trials_folder_alone_gives_its_result(tmp_path):
 
 
 @pytest.mark.parity(110)
-def test_the_best_checkpoint_is_that_with_the_best_result(tmp_path):
+def test_best_checkpoint_is_the_one_with_the_best_result(tmp_path):
     made = [Checkpoint.from_dict({"step": step}) for step in range(3)]
     scores = (2.0, 3.0, math.nan)
     kept = [(one, {"eval": {"acc": score}}) for one, score in zip(made, scores, strict=True)]

@@ -36,7 +36,7 @@ def failure(trial: str = "train_1", **changes: object) -> TrialFailure:
 
 
 @pytest.mark.parity(94)
-def test_each_failure_is_appended_with_its_number_and_its_traceback(tmp_path):
+def test_failure_is_appended_with_its_number_and_traceback(tmp_path):
     path = write_failure(str(tmp_path), failure(number=1))
     assert write_failure(str(tmp_path), failure(number=2)) == path == str(tmp_path / "error.txt")
     text = Path(path).read_text()
@@ -46,12 +46,12 @@ def test_each_failure_is_appended_with_its_number_and_its_traceback(tmp_path):
     assert text.count("ValueError: bad data") == 2
 
 
-def test_a_failure_without_a_traceback_is_written_as_its_message(tmp_path):
+def test_failure_without_a_traceback_is_written_as_its_message(tmp_path):
     path = write_failure(str(tmp_path), failure(traceback="", error="killed \ud800"))
     assert Path(path).read_text().splitlines()[1] == "killed \\ud800"
 
 
-def test_class_budget_and_fix_stand_behind_each_failure(tmp_path):
+def test_failure_is_written_with_its_class_budget_and_fix(tmp_path):
     told = {"verdict": "failure 1 of at most 2", "kind": "memory", "traceback": "", "error": "full"}
     write_failure(str(tmp_path), failure(is_final=False, **told))
     told["verdict"] = "failure 2 of at most 2"
@@ -62,24 +62,24 @@ def test_class_budget_and_fix_stand_behind_each_failure(tmp_path):
     assert last.startswith("(out of memory: failure 2 of at most 2; let it hold less, or raise")
 
 
-def test_an_error_file_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_error_file_is_named(tmp_path):
     (tmp_path / "results").write_text("")
     with pytest.raises(StoreError, match=r"trial/error\.txt cannot be written"):
         write_failure(str(tmp_path / "results" / "trial"), failure())
 
 
-def test_the_root_cause_is_the_first_exception_and_where_it_was_raised():
+def test_root_cause_is_the_first_exception_and_its_place():
     cause, place = root_cause(raised())
     assert cause == "KeyError: 'no column 3'"
     assert place.startswith(__file__)
     assert place.endswith(" in raised")
 
 
-def test_a_traceback_that_is_none_has_no_cause():
+def test_text_that_is_no_traceback_has_no_cause():
     assert root_cause("") == ("", "")
 
 
-def test_failures_with_one_cause_are_one_group_whatever_numbers_they_mention():
+def test_failures_that_differ_only_in_numbers_are_one_group():
     log = FailureLog()
     for number in range(10):
         log.add(failure(f"train_{number}", traceback=raised(number), file=f"/f/{number}"))
@@ -89,7 +89,7 @@ def test_failures_with_one_cause_are_one_group_whatever_numbers_they_mention():
     assert (group.error, group.cause) == ("ValueError: bad data", "KeyError: 'no column 0'")
 
 
-def test_the_users_own_exception_comes_first_however_rare():
+def test_group_of_the_users_exception_comes_first_however_rare():
     log = FailureLog()
     for _ in range(5):
         log.add(failure(kind="storage", error="no space", traceback=""))
@@ -98,14 +98,14 @@ def test_the_users_own_exception_comes_first_however_rare():
     assert [group.kind for group in log.groups()] == ["user", "died", "storage"]
 
 
-def test_a_trial_that_fails_again_and_again_is_named_once():
+def test_trial_that_fails_repeatedly_is_named_once():
     log = FailureLog()
     for _ in range(3):
         log.add(failure("train_1"))
     assert (log.groups()[0].trials, log.groups()[0].count, log.total) == (["train_1"], 3, 3)
 
 
-def test_memory_is_bounded_when_every_trial_fails_differently():
+def test_failure_groups_bound_their_memory_when_every_trial_fails_differently():
     log = FailureLog()
     for number in range(1000):
         log.add(failure(error="E" + "x" * number, traceback=""))
@@ -113,7 +113,7 @@ def test_memory_is_bounded_when_every_trial_fails_differently():
     assert sum(group.count for group in log.groups()) == 1000
 
 
-def test_deaths_name_the_signal_and_hint_at_memory():
+def test_dead_process_failure_names_the_signal_and_hints_at_memory():
     assert "killed by SIGKILL; often that means that memory ran out" in describe_death(9, None)
     assert describe_death(11, None).endswith("killed by SIGSEGV")
     assert describe_death(63, None).endswith("killed by signal 63")
@@ -121,7 +121,7 @@ def test_deaths_name_the_signal_and_hint_at_memory():
     assert "printed that a GPU's memory ran out" in describe_death(None, 1, "cuda_memory")
 
 
-def test_what_nodes_report_becomes_a_failure():
+def test_failure_event_of_a_node_becomes_a_failure():
     failed = TrialFailed("1", 1, "metric", "MetricError: no loss", "Traceback", at=5.0)
     told = failure_of(failed, trial="train_1", hostname="node-a", number=2, retried=True)
     assert (told.kind, told.error, told.at, told.is_final) == (
@@ -135,7 +135,7 @@ def test_what_nodes_report_becomes_a_failure():
     assert (told.kind, told.number, told.is_final) == ("died", 1, True)
 
 
-def test_a_process_that_the_machine_had_no_memory_for_and_a_lost_node_are_named_so():
+def test_failure_by_machine_memory_or_a_lost_node_is_named():
     died = TrialProcessDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0, cause="memory")
     told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
     assert (told.kind, "no memory left" in told.error) == ("memory", True)

@@ -72,7 +72,9 @@ class Oracle:
     st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=60),
     st.one_of(st.floats(1.01, 20), st.sampled_from([2, 3, 4, 5])),
 )
-def test_a_cutoff_is_numpys_percentile_to_the_last_bit(values: list[float], factor: float) -> None:
+def test_asha_cutoff_equals_numpys_percentile_to_the_last_bit(
+    values: list[float], factor: float
+) -> None:
     rung = Rung(1, 1 / factor)
     for value in values:
         rung.record(value)
@@ -88,7 +90,7 @@ def test_a_cutoff_is_numpys_percentile_to_the_last_bit(values: list[float], fact
         st.tuples(st.integers(0, 9), st.one_of(st.integers(0, 6), st.just(math.nan))), max_size=120
     ),
 )
-def test_decisions_are_those_of_the_rule(
+def test_asha_decisions_equal_those_of_the_plain_rule(
     factor: int, grace: int, story: list[tuple[int, float]]
 ) -> None:
     scheduler = asha(grace_period=grace, reduction_factor=factor, max_t=20)
@@ -106,7 +108,7 @@ def test_decisions_are_those_of_the_rule(
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=100), st.integers(1, 3))
-def test_being_asked_only_at_horizons_makes_the_same_decisions(
+def test_asha_asked_only_at_horizons_decides_the_same(
     story: list[tuple[int, int]], brackets: int
 ) -> None:
     every, only = (
@@ -131,18 +133,18 @@ def test_being_asked_only_at_horizons_makes_the_same_decisions(
     assert every.get_state() == only.get_state()
 
 
-def test_rungs_grow_by_the_reduction_factor_up_to_max_t() -> None:
+def test_asha_rungs_grow_by_the_reduction_factor_up_to_max_t() -> None:
     scheduler = asha(grace_period=1, reduction_factor=3, max_t=81)
     milestones = [rung[0] for rung in scheduler.get_state()["brackets"][0]]
     assert milestones == [1, 3, 9, 27, 81]
 
 
-def test_a_power_of_ten_does_not_lose_its_last_rung_to_rounding() -> None:
+def test_asha_rungs_up_to_a_power_of_ten_include_the_last() -> None:
     scheduler = asha(reduction_factor=10, max_t=1000)
     assert len(scheduler.get_state()["brackets"][0]) == 4
 
 
-def test_the_horizon_is_the_next_rung_and_then_max_t() -> None:
+def test_asha_horizon_is_the_next_rung_and_then_max_t() -> None:
     scheduler = asha(grace_period=2, reduction_factor=4, max_t=10)
     (one,) = added(scheduler, 0)
     assert scheduler.horizon(one) == (Condition("training_iteration", 2),)
@@ -156,14 +158,14 @@ def test_the_horizon_is_the_next_rung_and_then_max_t() -> None:
     assert scheduler.horizon(one) == ()
 
 
-def test_without_stopping_at_max_t_trials_run_to_their_end() -> None:
+def test_asha_without_stopping_at_max_t_lets_trials_run_to_their_end() -> None:
     scheduler = asha(max_t=4, stop_last_trials=False)
     (one,) = added(scheduler, 0)
     assert report(scheduler, one, 4, 1) == "CONTINUE"
     assert scheduler.horizon(one) == ()
 
 
-def test_a_bad_trial_is_stopped_and_told_why() -> None:
+def test_asha_stops_a_bad_trial_with_the_reason() -> None:
     scheduler = asha(mode="min", grace_period=9, reduction_factor=3, max_t=90)
     for other, score in zip(added(scheduler, *range(12)), range(12), strict=True):
         report(scheduler, other, 9, score / 10)
@@ -175,7 +177,7 @@ def test_a_bad_trial_is_stopped_and_told_why() -> None:
     )
 
 
-def test_equal_values_continue() -> None:
+def test_asha_continues_trials_with_equal_values() -> None:
     scheduler = asha()
     trials = added(scheduler, *range(5))
     assert [report(scheduler, one, 1, 0.5) for one in trials] == ["CONTINUE"] * 5
@@ -183,7 +185,7 @@ def test_equal_values_continue() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_what_is_not_finite_is_worst_and_does_not_move_the_cutoff(bad: float, mode: str) -> None:
+def test_asha_ranks_a_non_finite_value_worst_and_leaves_the_cutoff(bad: float, mode: str) -> None:
     scheduler = asha(mode=mode)
     first, second, third = added(scheduler, 0, 1, 2)
     assert report(scheduler, first, 1, 5) == "CONTINUE"
@@ -191,7 +193,7 @@ def test_what_is_not_finite_is_worst_and_does_not_move_the_cutoff(bad: float, mo
     assert report(scheduler, third, 1, 5) == "CONTINUE"
 
 
-def test_a_result_that_passes_several_rungs_counts_at_the_highest() -> None:
+def test_asha_counts_a_result_past_several_rungs_at_the_highest() -> None:
     scheduler = asha(reduction_factor=2, max_t=16)
     (one,) = added(scheduler, 0)
     report(scheduler, one, 5, 1)
@@ -200,7 +202,7 @@ def test_a_result_that_passes_several_rungs_counts_at_the_highest() -> None:
     assert scheduler.horizon(one) == (Condition("training_iteration", 8),)
 
 
-def test_a_result_without_the_metric_is_passed_over_and_the_next_one_is_asked_for() -> None:
+def test_asha_skips_a_result_without_the_metric_and_asks_for_the_next() -> None:
     scheduler = asha()
     (one,) = added(scheduler, 0)
     assert scheduler.on_trial_result(RUNNER, one, {"training_iteration": 1}) == "CONTINUE"
@@ -209,7 +211,7 @@ def test_a_result_without_the_metric_is_passed_over_and_the_next_one_is_asked_fo
     assert scheduler.horizon(one) == (Condition("training_iteration", 4),)
 
 
-def test_any_nested_growing_value_can_measure_time() -> None:
+def test_asha_accepts_a_nested_time_attribute() -> None:
     scheduler = asha(time_attr="info/epochs", grace_period=0.5, max_t=2, metric="info/score")
     (one,) = added(scheduler, 0)
     assert scheduler.horizon(one) == (Condition("info/epochs", 0.5),)
@@ -217,14 +219,14 @@ def test_any_nested_growing_value_can_measure_time() -> None:
     assert answer == "STOP"
 
 
-def test_the_last_result_of_a_trial_that_ends_by_itself_counts_for_others() -> None:
+def test_asha_counts_the_last_result_of_a_trial_that_ends_without_a_decision() -> None:
     scheduler = asha()
     first, second = added(scheduler, 0, 1)
     scheduler.on_trial_complete(RUNNER, first, {"training_iteration": 1, "score": 9})
     assert report(scheduler, second, 1, 3) == "STOP"
 
 
-def test_nothing_is_kept_of_trials_that_ended() -> None:
+def test_asha_keeps_nothing_of_ended_trials() -> None:
     scheduler = asha()
     first, second, third, fourth = added(scheduler, 0, 1, 2, 3)
     scheduler.on_trial_complete(RUNNER, first, {"training_iteration": 1, "score": 9})
@@ -235,7 +237,7 @@ def test_nothing_is_kept_of_trials_that_ended() -> None:
     scheduler.on_trial_complete(RUNNER, fourth, {})  # a repeated call does no harm
 
 
-def test_brackets_are_drawn_from_seed_and_number_alone() -> None:
+def test_asha_draws_brackets_from_seed_and_trial_number_alone() -> None:
     def drawn(seed: int, numbers: list[int]) -> dict[str, Any]:
         scheduler = asha(seed, brackets=3, max_t=81, reduction_factor=3)
         added(scheduler, *numbers)
@@ -248,7 +250,7 @@ def test_brackets_are_drawn_from_seed_and_number_alone() -> None:
     assert counts[0] > counts[1] > counts[2] > 0
 
 
-def test_its_state_is_json_and_brings_it_back() -> None:
+def test_asha_state_is_json_and_restores_the_scheduler() -> None:
     scheduler = asha(brackets=2, max_t=16)
     for one in added(scheduler, *range(20)):
         report(scheduler, one, 1, random.Random(one.number).random())
@@ -261,7 +263,7 @@ def test_its_state_is_json_and_brings_it_back() -> None:
         asha(max_t=99).set_state(state)
 
 
-def test_telling_the_history_again_brings_the_same_state() -> None:
+def test_asha_replay_of_the_history_gives_the_same_state() -> None:
     scheduler, again = asha(), asha()
     story = [(one, random.Random(one.number).random()) for one in added(scheduler, *range(30))]
     added(again, *range(30))
@@ -270,7 +272,7 @@ def test_telling_the_history_again_brings_the_same_state() -> None:
     assert scheduler.get_state() == again.get_state()
 
 
-def test_the_terminal_shows_rungs_with_cutoffs() -> None:
+def test_asha_debug_text_shows_rungs_with_cutoffs() -> None:
     scheduler = asha(mode="min", max_t=4)
     (one,) = added(scheduler, 0)
     report(scheduler, one, 1, 0.25)
@@ -279,7 +281,7 @@ def test_the_terminal_shows_rungs_with_cutoffs() -> None:
     )
 
 
-def test_a_subclass_that_decides_by_itself_is_asked_about_every_result() -> None:
+def test_asha_subclass_with_its_decision_method_is_asked_about_every_result() -> None:
     class Mine(AsyncHyperBandScheduler):
         def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
             return super().on_trial_result(runner, trial, result)
@@ -290,7 +292,7 @@ def test_a_subclass_that_decides_by_itself_is_asked_about_every_result() -> None
     assert mine.horizon(trial(0)) is None
 
 
-def test_rays_names_make_it() -> None:
+def test_asha_is_made_by_rays_names() -> None:
     for name in ("asha", "async_hyperband"):
         assert isinstance(create_scheduler(name, max_t=5), ASHAScheduler)
 
@@ -307,17 +309,17 @@ def test_rays_names_make_it() -> None:
         ({"metric": ["a", "b"], "mode": ["min", "max"]}, "one metric"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+def test_asha_with_an_invalid_option_names_it(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         asha(**options)
 
 
-def test_adding_a_trial_before_saying_what_is_compared_is_an_error() -> None:
+def test_asha_without_a_metric_rejects_a_trial() -> None:
     with pytest.raises(ConfigError, match="metric is missing"):
         ASHAScheduler().on_trial_add(RUNNER, trial(0))
 
 
-def test_a_decision_among_thousands_costs_microseconds() -> None:
+def test_asha_decision_among_thousands_of_trials_costs_microseconds() -> None:
     scheduler = asha(max_t=4)
     values = random.Random(1)
     for one in added(scheduler, *range(5000)):
@@ -330,7 +332,7 @@ def test_a_decision_among_thousands_costs_microseconds() -> None:
     assert sorted(costs)[250] < 200e-6  # about 3e-6 on an idle machine; a scan takes over 300e-6
 
 
-def test_a_trial_that_had_ended_and_continues_is_not_counted_twice_at_a_rung():
+def test_asha_counts_a_resumed_trial_once_at_a_rung():
     scheduler = ASHAScheduler(max_t=100, grace_period=1, reduction_factor=4)
     scheduler.set_search_properties("loss", "min", seed=0)
     again = SimpleNamespace(

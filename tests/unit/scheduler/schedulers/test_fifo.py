@@ -41,38 +41,38 @@ class Custom(FIFOScheduler):
         return "STOP" if result["loss"] > 3 else "CONTINUE"
 
 
-def test_fifo_never_has_to_be_asked() -> None:
+def test_fifo_is_never_asked_about_a_result() -> None:
     scheduler = make_scheduler(None, "loss", "min", 0)
     assert isinstance(scheduler, FIFOScheduler)
     assert scheduler.horizon(TRIAL) == ()
     assert scheduler.metric is None
 
 
-def test_a_subclass_of_fifo_that_decides_is_asked_about_every_result() -> None:
+def test_fifo_subclass_that_decides_is_asked_about_every_result() -> None:
     scheduler = make_scheduler(Custom(), "loss", "min", 0)
     assert scheduler.horizon(TRIAL) is None
     assert scheduler.metric == "loss"
     assert scheduler.on_trial_result(Runner(), TRIAL, {"loss": 4}) == TrialScheduler.STOP
 
 
-def test_a_scheduler_that_says_nothing_about_horizons_is_asked_about_every_result() -> None:
+def test_scheduler_without_horizons_is_asked_about_every_result() -> None:
     assert TrialScheduler().horizon(TRIAL) is None
 
 
 @pytest.mark.parity(62)
-def test_the_longest_waiting_trial_starts_first() -> None:
+def test_fifo_starts_the_longest_waiting_trial_first() -> None:
     first, second = waiting("PENDING"), waiting("PENDING")
     assert FIFOScheduler().choose_trial_to_run(Runner(first, second)) is first
     assert FIFOScheduler().choose_trial_to_run(Runner()) is None
 
 
-def test_paused_trials_continue_when_no_other_waits() -> None:
+def test_fifo_resumes_paused_trials_when_no_other_waits() -> None:
     paused, later, pending = waiting("PAUSED"), waiting("PAUSED"), waiting("PENDING")
     assert FIFOScheduler().choose_trial_to_run(Runner(paused, later, pending)) is pending
     assert TrialScheduler().choose_trial_to_run(Runner(paused, later)) is paused
 
 
-def test_a_verdict_is_the_bare_word_with_a_reason() -> None:
+def test_verdict_equals_the_bare_word_and_has_a_reason() -> None:
     verdict = TrialScheduler.STOP.because("too slow")
     assert verdict == "STOP"
     assert {verdict: 1}["STOP"] == 1
@@ -83,19 +83,19 @@ def test_a_verdict_is_the_bare_word_with_a_reason() -> None:
     ("answer", "meaning"),
     [("CONTINUE", "CONTINUE"), ("NOOP", "CONTINUE"), ("PAUSE", "PAUSE"), ("STOP", "STOP")],
 )
-def test_bare_words_are_verdicts_too(answer: str, meaning: str) -> None:
+def test_bare_words_are_accepted_as_verdicts(answer: str, meaning: str) -> None:
     verdict = read_verdict(FIFOScheduler(), answer)
     assert isinstance(verdict, SchedulerDecision)
     assert verdict == meaning
 
 
 @pytest.mark.parametrize("answer", [None, "stop", 1, ["STOP"]])
-def test_an_answer_that_is_no_decision_is_an_error_that_names_the_scheduler(answer: object) -> None:
+def test_answer_that_is_no_decision_is_an_error_that_names_the_scheduler(answer: object) -> None:
     with pytest.raises(SearchFailed, match=r"FIFOScheduler.*CONTINUE, PAUSE, STOP"):
         read_verdict(FIFOScheduler(), answer)
 
 
-def test_an_old_scheduler_without_keywords_can_be_set_up() -> None:
+def test_old_scheduler_without_keywords_can_be_set_up() -> None:
     class Old(TrialScheduler):
         def set_search_properties(self, metric: Any, mode: Any) -> bool:  # type: ignore[override]
             self._metric = metric
@@ -104,7 +104,7 @@ def test_an_old_scheduler_without_keywords_can_be_set_up() -> None:
     assert make_scheduler(Old(), "loss", "min", 3).metric == "loss"
 
 
-def test_a_mode_alone_means_the_metric_of_a_bare_number() -> None:
+def test_mode_alone_means_the_metric_of_a_bare_number() -> None:
     assert make_scheduler(Custom(), None, "max", 0).metric == "_metric"
 
 
@@ -128,11 +128,11 @@ class Rejects(TrialScheduler):
         (lambda: make_scheduler(Rejects(), "b", "min", 0), "Rejects does not take"),
     ],
 )
-def test_bad_input_is_named(make: Any, words: str) -> None:
+def test_scheduler_with_invalid_input_names_it(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
 
 
-def test_the_same_objective_may_be_said_twice() -> None:
+def test_same_objective_can_be_set_twice() -> None:
     scheduler = ASHAScheduler(metric="loss", mode="min")
     assert make_scheduler(scheduler, "loss", "min", 0).metric == "loss"

@@ -43,7 +43,7 @@ def all_of(algorithm: SearchGenerator, limit: int = 1000) -> list[dict[str, Any]
     return found
 
 
-def test_a_grid_of_six_with_two_samples_makes_twelve_trials() -> None:
+def test_grid_of_six_with_two_samples_gives_twelve_trials() -> None:
     algorithm = generator(SPACE, 2)
     found = all_of(algorithm)
     assert len(found) == algorithm.total == 12
@@ -58,26 +58,24 @@ def test_constant_grid_search_draws_once_for_all_combinations_of_a_sample() -> N
     assert len({c["r"] for c in found}) == 2
 
 
-def test_a_space_of_constants_gives_num_samples_trials() -> None:
+def test_space_of_constants_gives_num_samples_trials() -> None:
     assert all_of(generator({"a": 1}, 3)) == [{"a": 1}] * 3
 
 
-def test_an_endless_search_does_not_end() -> None:
+def test_endless_search_does_not_end() -> None:
     algorithm = generator({"a": grid_search([1, 2])}, -1)
     assert algorithm.total is None
     assert [algorithm.searcher.config(n)["a"] for n in (0, 1, 2, 10**6 + 1)] == [1, 2, 1, 2]
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 500), max_size=8))
-def test_a_configuration_depends_on_nothing_but_seed_and_number(
-    seed: int, order: list[int]
-) -> None:
+def test_configuration_depends_only_on_seed_and_number(seed: int, order: list[int]) -> None:
     one, other = (generator(SPACE, 100, seed).searcher for _ in range(2))
     asked = {n: one.config(n) for n in order}
     assert asked == {n: other.config(n) for n in sorted(order)}
 
 
-def test_another_process_draws_the_same() -> None:
+def test_configurations_are_the_same_in_another_process() -> None:
     code = (
         "from tunemq_scheduler.search import *\n"
         "space = {'x': uniform(0, 1), 'y': choice(['p', 'q', 'r'])}\n"
@@ -95,7 +93,7 @@ def test_another_process_draws_the_same() -> None:
     assert len(runs) == 1
 
 
-def test_a_seed_of_its_own_counts_more_than_the_experiments() -> None:
+def test_generator_seed_overrides_the_experiments_seed() -> None:
     space = {"r": uniform(0, 1)}
     assert all_of(generator(space, 3, seed=1)) != all_of(generator(space, 3, seed=2))
     fixed = [all_of(generator(space, 3, seed=s, random_state=9)) for s in (1, 2)]
@@ -106,14 +104,14 @@ def test_a_seed_of_its_own_counts_more_than_the_experiments() -> None:
     "make",
     [lambda: random.Random(3), lambda: np.random.default_rng(3), lambda: np.random.RandomState(3)],
 )
-def test_a_random_generator_may_be_given_instead_of_a_seed(make: Any) -> None:
+def test_random_generator_is_accepted_instead_of_a_seed(make: Any) -> None:
     space = {"r": uniform(0, 1)}
     assert all_of(generator(space, 2, random_state=make())) == all_of(
         generator(space, 2, random_state=make())
     )
 
 
-def test_points_come_first_and_each_takes_the_place_of_a_sample() -> None:
+def test_points_come_first_and_each_replaces_a_sample() -> None:
     space = {"a": grid_search([1, 2]), "b": randint(0, 1000)}
     points = [{"a": 2, "b": 2}, {"a": 1}, {"b": 2}]
     algorithm = generator(space, 4, points_to_evaluate=points)
@@ -125,7 +123,7 @@ def test_points_come_first_and_each_takes_the_place_of_a_sample() -> None:
     assert [c["a"] for c in found[4:]] == [1, 2]
 
 
-def test_the_values_of_a_point_stand_in_its_tag() -> None:
+def test_tag_of_a_point_has_its_values() -> None:
     space = {"a": grid_search([1, 2]), "net": {"lr": uniform(0, 1), "k": 3}}
     algorithm = generator(space, points_to_evaluate=[{"a": 2, "net": {"lr": 0.5}}])
     suggestion = algorithm.suggest(0, "t0")
@@ -134,16 +132,16 @@ def test_the_values_of_a_point_stand_in_its_tag() -> None:
     assert suggestion.config == {"a": 2, "net": {"lr": 0.5, "k": 3}}
 
 
-def test_more_points_than_samples_are_all_tried() -> None:
+def test_points_beyond_the_number_of_samples_are_all_tried() -> None:
     assert len(all_of(generator({"a": uniform(0, 1)}, 1, points_to_evaluate=[{"a": 1}] * 3))) == 3
 
 
-def test_points_before_an_endless_search() -> None:
+def test_points_come_first_in_an_endless_search() -> None:
     algorithm = generator({"a": grid_search([1, 2])}, -1, points_to_evaluate=[{"a": 7}])
     assert [algorithm.searcher.config(n)["a"] for n in range(5)] == [7, 1, 2, 1, 2]
 
 
-def test_a_trial_that_is_told_of_twice_takes_the_place_of_one_configuration() -> None:
+def test_trial_restored_twice_takes_the_place_of_one_configuration() -> None:
     whole, resumed = generator(SPACE, 2), generator(SPACE, 2)
     first = [whole.suggest(n, f"t{n}") for n in range(3)]
     for n in (0, 1, 0):
@@ -151,14 +149,14 @@ def test_a_trial_that_is_told_of_twice_takes_the_place_of_one_configuration() ->
     assert resumed.suggest(2, "t2") == first[2]
 
 
-def test_generator_of_another_experiment_begins_again() -> None:
+def test_generator_in_another_experiment_starts_from_the_beginning() -> None:
     searcher = BasicVariantGenerator()
     runs = [all_of(SearchGenerator(searcher, SPACE, 1, seed=3)) for _ in range(2)]
     assert runs[0] == runs[1]
     assert len(runs[0]) == 6
 
 
-def test_it_needs_no_metric() -> None:
+def test_generator_needs_no_metric() -> None:
     algorithm = generator(SPACE)
     assert not algorithm.wants_results
     assert algorithm.required_metrics == ()
@@ -193,12 +191,14 @@ def test_it_needs_no_metric() -> None:
         ),
     ],
 )
-def test_bad_input_is_named(make: Any, error: type[Exception], words: str) -> None:
+def test_generator_with_invalid_input_names_it(
+    make: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         make()
 
 
-def test_limit_counts_from_wherever_it_was_given() -> None:
+def test_concurrency_limit_counts_wherever_it_was_given() -> None:
     for name in ("random", "variant_generator", None):
         searcher, limit = make_searcher(name, 1)
         assert isinstance(searcher, BasicVariantGenerator)
@@ -208,7 +208,7 @@ def test_limit_counts_from_wherever_it_was_given() -> None:
     assert make_searcher(ConcurrencyLimiter(BasicVariantGenerator(), 2), 2)[1] == 2
 
 
-def test_searcher_of_the_user_is_told_of_the_limit() -> None:
+def test_custom_searcher_gets_the_concurrency_limit() -> None:
     class Told(Searcher):
         limit = 0
 
@@ -227,7 +227,7 @@ def test_searcher_of_the_user_is_told_of_the_limit() -> None:
     assert searcher.limit == 3
 
 
-def test_importing_search_and_schedulers_stays_light() -> None:
+def test_search_and_schedulers_import_no_large_package() -> None:
     code = (
         "import sys, tunemq_scheduler.search, tunemq_scheduler.schedulers\n"
         "import tunemq_scheduler.stopping.plateau\n"

@@ -73,31 +73,31 @@ def test_qlograndint_gives_multiples() -> None:
     assert set(draw(domains.qlograndint(2, 8, 2))) == {2, 4, 6, 8}
 
 
-def test_choice_gives_all_of_its_values() -> None:
+def test_choice_gives_all_its_values() -> None:
     assert set(draw(domains.choice(["a", None, 3]))) == {"a", None, 3}
 
 
-def test_whole_numbers_stay_whole_numbers() -> None:
+def test_integer_domains_give_integers() -> None:
     for domain in (domains.randint(0, 3), domains.qrandint(0, 9, 3), domains.lograndint(1, 5)):
         assert all(type(value) is int for value in draw(domain))
 
 
-def test_numpy_numbers_and_arrays_are_read_as_plain_ones() -> None:
+def test_domains_accept_numpy_numbers_and_arrays() -> None:
     assert type(domains.uniform(np.float32(0), np.float64(1)).lower) is float
     assert type(domains.randint(np.int64(0), np.int32(4)).last) is int
     assert [type(value) for value in domains.grid_search(np.arange(3)).values] == [int] * 3
 
 
-def test_an_old_base_argument_is_accepted_and_changes_nothing() -> None:
+def test_old_base_argument_is_accepted_and_changes_nothing() -> None:
     assert domains.loguniform(1e-4, 1e-1, 10) == domains.loguniform(1e-4, 1e-1)
 
 
-def test_domains_are_equal_when_they_say_the_same() -> None:
+def test_domains_with_the_same_arguments_are_equal() -> None:
     assert domains.uniform(0, 1) == domains.uniform(0.0, 1.0)
     assert domains.choice([1, 2]) != domains.choice([2, 1])
 
 
-def test_a_function_gets_as_many_arguments_as_it_needs() -> None:
+def test_sampling_function_gets_as_many_arguments_as_it_needs() -> None:
     rng = random.Random(1)
     assert domains.sample_from(lambda: 3).sample(rng) == 3
     assert domains.sample_from(lambda config: {**config}).sample(rng) == {}
@@ -138,14 +138,16 @@ def test_a_function_gets_as_many_arguments_as_it_needs() -> None:
         (lambda: domains.sample_from(lambda *, k: 0), ["sample_from", "partial"]),
     ],
 )
-def test_bad_arguments_are_refused_by_name_value_and_fix(make: Any, words: list[str]) -> None:
+def test_invalid_domain_argument_is_rejected_with_name_value_and_fix(
+    make: Any, words: list[str]
+) -> None:
     with pytest.raises(SearchSpaceError) as caught:
         make()
     assert [word for word in words if word not in str(caught.value)] == []
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.floats(1e-3, 1e3), st.integers(0, 2**32))
-def test_a_quantised_draw_is_within_the_bounds_and_a_multiple(
+def test_quantised_sample_is_within_the_bounds_and_a_multiple(
     lower: float, width: float, q: float, seed: int
 ) -> None:
     try:
@@ -158,7 +160,7 @@ def test_a_quantised_draw_is_within_the_bounds_and_a_multiple(
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9), st.integers(1, 999), st.integers(0, 2**32))
-def test_a_log_whole_number_is_within_the_bounds_and_a_multiple(
+def test_log_integer_sample_is_within_the_bounds_and_a_multiple(
     lower: int, width: int, q: int, seed: int
 ) -> None:
     try:
@@ -170,7 +172,7 @@ def test_a_log_whole_number_is_within_the_bounds_and_a_multiple(
     assert value % q == 0
 
 
-def test_contains_knows_whole_numbers_from_others() -> None:
+def test_contains_distinguishes_integers_from_other_numbers() -> None:
     domain = domains.randint(0, 5)
     assert domain.contains(4)
     assert not domain.contains(5)

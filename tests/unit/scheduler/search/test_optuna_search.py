@@ -68,13 +68,13 @@ def run(algorithm: Any, first: int, last: int) -> list[dict[str, Any]]:
     return configs
 
 
-def test_it_finds_better_values_than_it_began_with() -> None:
+def test_optuna_finds_better_values_than_it_began_with() -> None:
     configs = run(search(num_samples=60), 0, 60)
     losses = [loss(config) for config in configs]
     assert sum(losses[-15:]) < 0.6 * sum(losses[:15])
 
 
-def test_suggestions_are_configurations_of_the_space_with_tag_and_values() -> None:
+def test_optuna_suggestions_are_configurations_with_tag_and_values() -> None:
     suggestion = search().suggest(0, "t0")
     assert suggestion.config.keys() == SPACE.keys()
     assert suggestion.config["fixed"] == 3
@@ -85,12 +85,12 @@ def test_suggestions_are_configurations_of_the_space_with_tag_and_values() -> No
     assert suggestion.tag.startswith("0_")
 
 
-def test_the_same_seed_and_the_same_tells_give_the_same_suggestions() -> None:
+def test_optuna_with_the_same_seed_and_results_gives_the_same_suggestions() -> None:
     assert run(search(), 0, 30) == run(search(), 0, 30)
     assert run(search(), 0, 6) != run(search(seed=2), 0, 6)
 
 
-def test_a_seed_of_its_own_counts_more_than_the_experiments() -> None:
+def test_optuna_seed_overrides_the_experiments_seed() -> None:
     own = [
         [generator.suggest(n, str(n)) for n in range(3)]
         for generator in (_with_own_seed(1), _with_own_seed(2))
@@ -103,7 +103,7 @@ def _with_own_seed(experiment_seed: int) -> SearchGenerator:
     return SearchGenerator(searcher, SPACE, 9, seed=experiment_seed)
 
 
-def test_a_resumed_search_continues_exactly() -> None:
+def test_resumed_optuna_search_continues_exactly() -> None:
     whole = search()
     configs = run(whole, 0, 20)
     pending = [whole.suggest(n, f"t{n}").config for n in (20, 21)]
@@ -122,7 +122,7 @@ def test_a_resumed_search_continues_exactly() -> None:
     ]
 
 
-def test_a_resumed_search_does_not_try_its_points_again() -> None:
+def test_resumed_optuna_search_does_not_try_its_points_again() -> None:
     points = [{"lr": 0.01}, {"lr": 0.02}]
     whole, resumed = search(points_to_evaluate=points), search(points_to_evaluate=points)
     first = whole.suggest(0, "t0").config
@@ -132,7 +132,7 @@ def test_a_resumed_search_does_not_try_its_points_again() -> None:
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_trial_that_failed_and_continues_takes_the_place_of_no_point(with_state: bool) -> None:
+def test_failed_trial_that_continues_replaces_no_point(with_state: bool) -> None:
     points = [{"lr": 0.01}, {"lr": 0.02}]
     resumed = search(points_to_evaluate=points)
     first = resumed.suggest(0, "t0").config
@@ -163,7 +163,7 @@ def test_a_trial_that_failed_and_continues_takes_the_place_of_no_point(with_stat
     ],
     ids=repr,
 )
-def test_every_domain_is_kept_to_and_translated_back_exactly(domain: Any) -> None:
+def test_optuna_values_of_each_domain_are_in_it_and_converted_back_exactly(domain: Any) -> None:
     algorithm = search({"x": {"y": domain}})
     for n in range(15):
         config = algorithm.suggest(n, f"t{n}").config
@@ -173,7 +173,7 @@ def test_every_domain_is_kept_to_and_translated_back_exactly(domain: Any) -> Non
             assert domain.contains(config["x"]["y"])
 
 
-def test_nested_names_are_joined_by_slashes() -> None:
+def test_optuna_names_of_nested_parameters_are_joined_by_slashes() -> None:
     algorithm = search()
     algorithm.suggest(0, "t0")
     names = set(study(algorithm).trials[0].params)
@@ -188,7 +188,7 @@ def test_functions_of_other_values_are_evaluated_after_optuna() -> None:
     assert config["b"] == config["a"] * 2
 
 
-def test_what_failed_or_has_no_finite_value_is_told_as_failed() -> None:
+def test_trial_that_failed_or_has_no_finite_value_is_failed_in_optuna() -> None:
     algorithm = search()
     for n in range(5):
         algorithm.suggest(n, f"t{n}")
@@ -201,14 +201,14 @@ def test_what_failed_or_has_no_finite_value_is_told_as_failed() -> None:
 
 
 @pytest.mark.parity(66)
-def test_a_trial_that_was_stopped_early_counts_with_its_last_result() -> None:
+def test_trial_stopped_early_counts_with_its_last_result_in_optuna() -> None:
     algorithm = search()
     algorithm.suggest(0, "t0")
     algorithm.on_trial_complete("t0", {"loss": 0.5}, stopped_early=True)
     assert study(algorithm).trials[0].value == 0.5
 
 
-def test_an_end_that_is_told_twice_or_of_an_unknown_trial_does_no_harm() -> None:
+def test_optuna_ignores_a_repeated_end_and_one_of_an_unknown_trial() -> None:
     algorithm = search()
     algorithm.suggest(0, "t0")
     for trial in ("t0", "t0", "t9"):
@@ -216,7 +216,7 @@ def test_an_end_that_is_told_twice_or_of_an_unknown_trial_does_no_harm() -> None
     assert len(study(algorithm).trials) == 1
 
 
-def test_the_metric_may_be_nested_and_the_larger_may_be_the_better() -> None:
+def test_optuna_metric_may_be_nested_and_maximised() -> None:
     algorithm = search(metric="eval/acc", mode="max")
     algorithm.suggest(0, "t0")
     algorithm.on_trial_complete("t0", {"eval": {"acc": 0.9}})
@@ -224,7 +224,7 @@ def test_the_metric_may_be_nested_and_the_larger_may_be_the_better() -> None:
     assert study(algorithm).direction == optuna.study.StudyDirection.MAXIMIZE
 
 
-def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
+def test_optuna_metric_and_mode_default_to_the_experiments() -> None:
     searcher, _ = make_searcher("optuna")
     algorithm = SearchGenerator(searcher, SPACE, 3, metric="loss", mode="min")
     assert algorithm.required_metrics == ("loss",)
@@ -232,13 +232,13 @@ def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
     assert algorithm.total == 3
 
 
-def test_it_ends_after_num_samples() -> None:
+def test_optuna_ends_after_num_samples() -> None:
     algorithm = search(num_samples=1)
     assert isinstance(algorithm.suggest(0, "t0"), Suggestion)
     assert algorithm.suggest(1, "t1") is Searcher.FINISHED
 
 
-def test_several_metrics_are_optimised_together() -> None:
+def test_optuna_optimises_several_metrics_together() -> None:
     algorithm = search({"a": uniform(0, 1)}, metric=["x", "y"], mode=["min", "max"])
     for n in range(14):
         a = algorithm.suggest(n, f"t{n}").config["a"]
@@ -247,7 +247,7 @@ def test_several_metrics_are_optimised_together() -> None:
     assert algorithm.required_metrics == ("x", "y")
 
 
-def test_points_are_tried_first_complete_or_in_part() -> None:
+def test_optuna_tries_complete_and_partial_points_first() -> None:
     points = [
         {"lr": 0.01, "net": {"width": 5, "act": "tanh"}, "opt": {"kind": "adam"}},
         {"net/width": 6},
@@ -258,14 +258,14 @@ def test_points_are_tried_first_complete_or_in_part() -> None:
     assert second["net"]["width"] == 6
 
 
-def test_points_with_known_values_are_not_tried_again() -> None:
+def test_optuna_does_not_try_points_with_known_values() -> None:
     points = [{"a": 0.25}, {"a": 0.5}]
     algorithm = search({"a": uniform(0, 1)}, points_to_evaluate=points, evaluated_rewards=[3, 4])
     assert [trial.value for trial in study(algorithm).trials] == [3, 4]
     assert algorithm.suggest(0, "t0").config["a"] not in (0.25, 0.5)
 
 
-def test_a_space_in_optunas_own_words() -> None:
+def test_optuna_accepts_a_space_of_optuna_distributions() -> None:
     space = {
         "net/lr": optuna.distributions.FloatDistribution(1e-4, 1, log=True),
         "layers": optuna.distributions.IntDistribution(1, 3),
@@ -280,7 +280,7 @@ def test_a_space_in_optunas_own_words() -> None:
     assert resumed.suggest(1, "t1") == algorithm.suggest(1, "t1")
 
 
-def test_a_space_as_a_function_of_the_trial() -> None:
+def test_optuna_accepts_a_space_as_a_function_of_the_trial() -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         kind = trial.suggest_categorical("kind", ["deep", "flat"])
         if kind == "deep":
@@ -299,14 +299,14 @@ def test_a_space_as_a_function_of_the_trial() -> None:
     assert resumed.suggest(12, "t12") == algorithm.suggest(12, "t12")
 
 
-def test_another_sampler_may_be_given() -> None:
+def test_optuna_accepts_another_sampler() -> None:
     sampler = optuna.samplers.RandomSampler(seed=3)
     algorithm = search(sampler=sampler)
     algorithm.suggest(0, "t0")
     assert study(algorithm).sampler is sampler
 
 
-def test_a_trial_of_another_space_is_left_out_with_a_warning(
+def test_optuna_skips_a_trial_of_another_space_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     algorithm = search({"a": uniform(0, 1)})
@@ -316,14 +316,14 @@ def test_a_trial_of_another_space_is_left_out_with_a_warning(
     assert study(algorithm).trials == []
 
 
-def test_optuna_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_optuna_prints_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     before = optuna.logging.get_verbosity()
     run(search(), 0, 14)
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == before
 
 
-def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_names_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def none(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -380,11 +380,13 @@ def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyP
         (lambda: OptunaSearch().suggest("t"), ConfigError, "before set_search_properties"),
     ],
 )
-def test_bad_input_is_named(make: Any, error: type[Exception], words: str) -> None:
+def test_optuna_search_with_invalid_input_names_it(
+    make: Any, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         make()
 
 
-def test_a_configuration_that_lacks_a_part_is_unlike_the_space() -> None:
+def test_configuration_that_lacks_a_part_does_not_match_the_space() -> None:
     with pytest.raises(ConfigMismatch, match="net/width is missing"):
         parameters({"net": {"width": randint(1, 4)}}, {"net": {}})

@@ -18,7 +18,7 @@ def read(folder: Path, text: str, name: str = "space.yaml"):
     return read_space_file(str(path))
 
 
-def test_domains_groups_and_constants_are_read(tmp_path):
+def test_space_file_with_domains_groups_and_constants_is_read(tmp_path):
     space = read(
         tmp_path,
         """
@@ -48,7 +48,7 @@ def test_domains_groups_and_constants_are_read(tmp_path):
     }
 
 
-def test_a_choice_may_hold_domains(tmp_path):
+def test_space_file_choice_may_hold_domains(tmp_path):
     space = read(tmp_path, "opt: {choice: [{name: sgd, momentum: {uniform: [0, 1]}}, adam]}")
 
     assert space["opt"] == tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, "adam"])
@@ -72,11 +72,11 @@ def test_a_choice_may_hold_domains(tmp_path):
         ("12:30", "12:30"),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(tmp_path, text, value):
+def test_space_file_scalars_are_those_of_yaml_1_2(tmp_path, text, value):
     assert read(tmp_path, f"x: {text}") == {"x": value}
 
 
-def test_a_json_file_is_read_as_json(tmp_path):
+def test_space_file_in_json_is_read_as_json(tmp_path):
     text = json.dumps({"lr": {"uniform": [0, 1]}}, indent="\t")
 
     assert read(tmp_path, text, "space.json") == {"lr": tune.uniform(0, 1)}
@@ -102,16 +102,16 @@ def test_a_json_file_is_read_as_json(tmp_path):
         ("- 1", "has no parameters"),
     ],
 )
-def test_an_error_names_the_place_and_the_fix(tmp_path, text, told):
+def test_space_file_error_names_the_place_and_the_fix(tmp_path, text, told):
     with pytest.raises(SearchSpaceError, match=told):
         read(tmp_path, text)
 
 
-def test_json_that_is_none_is_told(tmp_path):
+def test_space_file_with_invalid_json_is_rejected(tmp_path):
     with pytest.raises(SearchSpaceError, match="is no JSON"):
         read(tmp_path, "{", "space.json")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_missing_space_file_is_rejected(tmp_path):
     with pytest.raises(SearchSpaceError, match=r"nothere.yaml' cannot be read"):
         read_space_file(str(tmp_path / "nothere.yaml"))

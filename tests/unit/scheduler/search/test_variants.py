@@ -83,18 +83,18 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_a_grid_gives_every_combination_the_first_name_changing_fastest() -> None:
+def test_grid_gives_every_combination_with_the_first_name_changing_fastest() -> None:
     found = configs({"b": grid_search(["x", "y"]), "a": grid_search([1, 2, 3])})
     assert [(c["a"], c["b"]) for c in found] == [
         (1, "x"), (2, "x"), (3, "x"), (1, "y"), (2, "y"), (3, "y"),
     ]  # fmt: skip
 
 
-def test_keys_keep_the_order_in_which_they_were_written() -> None:
+def test_configuration_keys_keep_the_order_of_the_space() -> None:
     assert list(one({"z": 1, "a": uniform(0, 1), "m": 2})) == ["z", "a", "m"]
 
 
-def test_domains_are_found_in_nested_dicts_lists_and_tuples() -> None:
+def test_domains_in_nested_dicts_lists_and_tuples_are_sampled() -> None:
     config = one(
         {
             "layers": [{"units": randint(8, 9)}, 3],
@@ -112,11 +112,11 @@ def test_domains_are_found_in_nested_dicts_lists_and_tuples() -> None:
     assert type(config["named"]) is Pair
 
 
-def test_a_grid_written_as_a_dict_is_a_grid() -> None:
+def test_grid_written_as_a_dict_is_a_grid() -> None:
     assert [c["a"] for c in configs({"a": {"grid_search": [1, 2]}})] == [1, 2]
 
 
-def test_a_grid_inside_a_grids_value_counts_with_its_own_combinations() -> None:
+def test_grid_inside_a_grids_value_multiplies_only_that_value() -> None:
     space = {
         "model": grid_search(
             [
@@ -133,11 +133,11 @@ def test_a_grid_inside_a_grids_value_counts_with_its_own_combinations() -> None:
     assert {"fold": 1, "model": {"kind": "tree", "depth": 2}} in found
 
 
-def test_a_grid_among_a_grids_values_is_flattened() -> None:
+def test_grid_among_a_grids_values_is_flattened() -> None:
     assert [c["a"] for c in configs({"a": grid_search([grid_search([1, 2]), 3])})] == [1, 2, 3]
 
 
-def test_a_huge_grid_is_counted_and_picked_without_being_laid_out() -> None:
+def test_huge_grid_is_counted_and_indexed_without_enumeration() -> None:
     space = read_space({str(axis): grid_search(range(1000)) for axis in range(6)})
     grid = GridCombinations(space)
     assert grid.size == 10**18
@@ -159,7 +159,7 @@ def test_functions_read_other_values_in_both_of_rays_forms() -> None:
     assert config == {"b": 14, "c": 21, "d": 5, "e": 5, "a": 7, "inner": {"x": 5}}
 
 
-def test_functions_that_depend_on_functions_are_settled_in_the_right_order() -> None:
+def test_functions_that_depend_on_functions_are_evaluated_in_order() -> None:
     config = one(
         {
             "a": sample_from(lambda c: c["b"] + 1),
@@ -170,12 +170,12 @@ def test_functions_that_depend_on_functions_are_settled_in_the_right_order() -> 
     assert config == {"a": 3, "b": 2, "c": 1}
 
 
-def test_a_function_sees_the_value_of_a_grid() -> None:
+def test_function_sees_the_value_of_a_grid() -> None:
     found = configs({"a": grid_search([1, 2]), "b": sample_from(lambda c: c["a"] * 10)})
     assert [c["b"] for c in found] == [10, 20]
 
 
-def test_a_function_may_return_parts_of_the_configuration_as_plain_values() -> None:
+def test_function_may_return_parts_of_the_configuration_as_plain_values() -> None:
     config = one(
         {
             "inner": {"x": choice([5])},
@@ -188,17 +188,17 @@ def test_a_function_may_return_parts_of_the_configuration_as_plain_values() -> N
     assert config["all"] == ["all", "copy", "inner"]
 
 
-def test_a_function_may_return_a_domain() -> None:
+def test_function_may_return_a_domain() -> None:
     assert one({"a": sample_from(lambda: {"x": choice([4])})}) == {"a": {"x": 4}}
 
 
-def test_a_function_draws_the_same_from_its_generator_each_time() -> None:
+def test_function_draws_the_same_from_its_generator_each_time() -> None:
     space = {"a": sample_from(lambda config, rng: rng.random())}
     assert one(space) == one(space)
     assert one(space) != one(space, seed=2)
 
 
-def test_a_key_named_config_is_still_found() -> None:
+def test_key_named_config_is_found() -> None:
     config = one({"config": {"x": 1}, "a": sample_from(lambda c: c["config"]["x"])})
     assert config["a"] == 1
 
@@ -209,16 +209,16 @@ def test_values_that_depend_on_each_other_are_named_in_the_error() -> None:
         one(space)
 
 
-def test_a_function_that_raises_is_named_with_the_keys_that_there_are() -> None:
+def test_function_that_raises_is_named_with_the_known_keys() -> None:
     with pytest.raises(SearchSpaceError, match=r"'b' raised KeyError: 'x'.*\['a', 'b'\]"):
         one({"a": 1, "b": sample_from(lambda c: c["x"])})
 
 
-def test_a_missing_attribute_is_an_attribute_error_for_getattr() -> None:
+def test_missing_attribute_is_an_attribute_error_for_getattr() -> None:
     assert one({"b": sample_from(lambda c: getattr(c, "x", 3))}) == {"b": 3}
 
 
-def test_choices_may_hold_further_domains() -> None:
+def test_choice_may_hold_domains() -> None:
     space = {"opt": choice([{"kind": "sgd", "lr": uniform(0, 1)}, {"kind": "adam"}])}
     kinds = set()
     for seed in range(30):
@@ -228,7 +228,7 @@ def test_choices_may_hold_further_domains() -> None:
     assert kinds == {"sgd", "adam"}
 
 
-def test_a_choice_of_domains_draws_the_value_apart_from_the_choice() -> None:
+def test_choice_of_domains_draws_the_value_separately_from_the_choice() -> None:
     space = {"x": choice([uniform(0, 1), uniform(2, 3)])}
     values = [one(space, seed)["x"] for seed in range(200)]
     low = [value for value in values if value < 1]
@@ -246,22 +246,22 @@ def test_a_choice_of_domains_draws_the_value_apart_from_the_choice() -> None:
         ({"a": choice([grid_search([1])])}, "inside a choice"),
     ],
 )
-def test_spaces_that_cannot_be_searched_are_refused(space: Any, words: str) -> None:
+def test_invalid_space_is_rejected(space: Any, words: str) -> None:
     with pytest.raises(SearchSpaceError, match=words):
         read_space(space)
 
 
-def test_a_grid_that_a_function_gives_is_refused() -> None:
+def test_grid_returned_by_a_function_is_rejected() -> None:
     with pytest.raises(SearchSpaceError, match="'a' gave a grid_search"):
         one({"a": sample_from(lambda: grid_search([1, 2]))})
 
 
-def test_adding_a_domain_leaves_the_values_of_others_alone() -> None:
+def test_added_domain_leaves_the_values_of_others_unchanged() -> None:
     before = one({"lr": uniform(0, 1)})
     assert one({"lr": uniform(0, 1), "width": randint(0, 99)})["lr"] == before["lr"]
 
 
-def test_a_configuration_shares_no_container_with_the_space_or_another() -> None:
+def test_configuration_shares_no_container_with_the_space_or_another() -> None:
     space = {"fixed": {"sizes": [1, 2]}, "a": choice([[1, 2]])}
     first, second = one(space), one(space)
     first["fixed"]["sizes"].append(3)
@@ -270,7 +270,7 @@ def test_a_configuration_shares_no_container_with_the_space_or_another() -> None
     assert space["fixed"] == {"sizes": [1, 2]}
 
 
-def test_values_that_were_drawn_are_listed_by_path() -> None:
+def test_sampled_values_are_listed_by_path() -> None:
     space = read_space(
         {
             "a": choice([1]),
@@ -287,7 +287,7 @@ def test_values_that_were_drawn_are_listed_by_path() -> None:
     }
 
 
-def test_a_tag_is_short_and_fit_for_a_file_name() -> None:
+def test_tag_is_short_and_valid_in_a_file_name() -> None:
     evaluated = {("lr",): 0.01, ("net", "width"): 32, ("act",): "re lu/6", ("tiny",): 1e-05}
     tag = format_tag(3, evaluated)
     assert tag == "3_act=re_lu_6,lr=0.0100,width=32,tiny=1e-05"
@@ -296,13 +296,13 @@ def test_a_tag_is_short_and_fit_for_a_file_name() -> None:
     assert len(format_tag(5, {("x",): "y" * 1000})) < 100
 
 
-def test_merging_goes_into_dicts_and_replaces_the_rest() -> None:
+def test_merge_recurses_into_dicts_and_replaces_other_values() -> None:
     base = {"a": {"x": 1, "y": 2}, "l": [1, 2], "k": 1}
     merged = merge(base, {"a": {"y": 3, "z": 4}, "l": [9]})
     assert merged == {"a": {"x": 1, "y": 3, "z": 4}, "l": [9], "k": 1}
     assert base["a"] == {"x": 1, "y": 2}
 
 
-def test_a_constant_float_does_not_count_as_searched() -> None:
+def test_constant_float_is_not_a_searched_value() -> None:
     space = read_space({"lr": loguniform(1, 2), "c": 0.5})
     assert list(searched(space, resolve(space, {}, generators(0)))) == [("lr",)]

@@ -29,24 +29,24 @@ from tunemq_shared.checkpoints.checkpoint import Checkpoint
         (None, None),
     ],
 )
-def test_a_byte_limit_is_a_number_or_a_text_with_a_unit(given, number):
+def test_byte_limit_is_a_number_or_a_text_with_a_unit(given, number):
     assert CheckpointConfig(max_bytes=given).byte_limit == number
 
 
 @pytest.mark.parametrize("given", [0, -1, "0MB", "ten", "10 boxes", 1.5, True])
-def test_other_byte_limits_are_refused(given):
+def test_other_byte_limits_are_rejected(given):
     with pytest.raises(ConfigError, match=r"CheckpointConfig\(max_bytes="):
         CheckpointConfig(max_bytes=given)
 
 
 @pytest.mark.parametrize("name", ["num_to_keep", "num_to_keep_in_experiment"])
 @pytest.mark.parametrize("given", [0, -1, 1.0, True])
-def test_the_number_of_checkpoints_to_keep_is_whole_and_above_zero(name, given):
+def test_number_of_checkpoints_to_keep_is_a_positive_integer(name, given):
     with pytest.raises(ConfigError, match=name):
         CheckpointConfig(**{name: given})
 
 
-def test_the_checkpoint_to_begin_from_is_a_folder_that_is_there(tmp_path):
+def test_resume_from_checkpoint_is_an_existing_folder(tmp_path):
     RunConfig(resume_from_checkpoint=str(tmp_path))
     RunConfig(resume_from_checkpoint=Checkpoint.from_dict({"n": 1}))
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint=.*nowhere.*folder"):
@@ -56,13 +56,13 @@ def test_the_checkpoint_to_begin_from_is_a_folder_that_is_there(tmp_path):
 
 
 @pytest.mark.parametrize("given", [0, -2, True, 2.5, None])
-def test_number_of_samples_is_whole_and_above_zero_or_endless(given):
+def test_num_samples_is_a_positive_integer_or_endless(given):
     assert TuneConfig(num_samples=-1).num_samples == -1
     with pytest.raises(ConfigError, match=r"TuneConfig\(num_samples="):
         TuneConfig(num_samples=given)
 
 
-def test_settings_of_the_wrong_kind_are_refused_by_name():
+def test_run_config_settings_of_another_type_are_rejected_with_their_names():
     with pytest.raises(ConfigError, match=r"sync_config=5\) is invalid: give a SyncConfig"):
         RunConfig(sync_config=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="storage_path=5"):
@@ -74,12 +74,12 @@ def test_settings_of_the_wrong_kind_are_refused_by_name():
 ADDRESS = "s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1&path_style=true"
 
 
-def test_a_local_folder_is_its_own_store(tmp_path):
+def test_local_results_folder_is_the_store(tmp_path):
     for given in (str(tmp_path), tmp_path, f"file://{tmp_path}"):
         assert storage_of(RunConfig(storage_path=given)) == (str(tmp_path), "")
 
 
-def test_what_is_written_for_a_bucket_lies_in_the_results_folder_first(tmp_path, monkeypatch):
+def test_results_for_a_bucket_are_written_to_the_local_results_folder_first(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path))
     place = storage_of(RunConfig(storage_path=ADDRESS))
     assert place.folder == str(tmp_path)
@@ -87,7 +87,7 @@ def test_what_is_written_for_a_bucket_lies_in_the_results_folder_first(tmp_path,
 
 
 @pytest.mark.parity(146)
-def test_an_upload_dir_is_the_older_way_to_name_the_bucket(tmp_path):
+def test_upload_dir_is_the_older_way_to_name_the_bucket(tmp_path):
     sync = SyncConfig(upload_dir=ADDRESS)
     place = storage_of(RunConfig(storage_path=str(tmp_path), sync_config=sync))
     assert place == (str(tmp_path), ADDRESS)
@@ -96,12 +96,12 @@ def test_an_upload_dir_is_the_older_way_to_name_the_bucket(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["gs://bucket/prefix", "file://elsewhere/folder", "ftp://x/y"])
-def test_an_address_of_another_kind_is_refused_and_the_kinds_are_named(given):
+def test_address_of_an_unknown_kind_is_rejected_with_the_known_kinds(given):
     with pytest.raises(ConfigError, match="s3://bucket/prefix"):
         storage_of(RunConfig(storage_path=given))
 
 
-def test_an_address_that_lost_a_slash_in_a_path_makes_no_folder():
+def test_address_that_lost_a_slash_in_a_path_makes_no_folder():
     with pytest.raises(ConfigError, match="give it as a str"):
         storage_of(RunConfig(storage_path=Path("s3://bucket/prefix")))
 
@@ -120,7 +120,7 @@ def older(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parity(107)
-def test_the_older_names_mean_what_checkpoint_config_means():
+def test_older_checkpoint_names_equal_checkpoint_config():
     given = older(keep_checkpoints_num=3, checkpoint_freq=2, checkpoint_at_end=True)
     assert _checkpoint_config(None, **given) == CheckpointConfig(
         num_to_keep=3, checkpoint_frequency=2, checkpoint_at_end=True
@@ -129,7 +129,7 @@ def test_the_older_names_mean_what_checkpoint_config_means():
 
 
 @pytest.mark.parity(107)
-def test_min_before_a_score_says_that_lower_is_better():
+def test_min_before_a_score_means_that_lower_is_better():
     assert _checkpoint_config(None, **older(checkpoint_score_attr="min-loss")) == CheckpointConfig(
         checkpoint_score_attribute="loss", checkpoint_score_order="min"
     )
@@ -139,7 +139,7 @@ def test_min_before_a_score_says_that_lower_is_better():
 
 
 @pytest.mark.parity(146)
-def test_two_names_for_one_thing_are_refused_by_name():
+def test_two_names_for_one_setting_are_rejected_with_both():
     with pytest.raises(ConfigError, match="checkpoint_config and keep_checkpoints_num=2"):
         _checkpoint_config(CheckpointConfig(), **older(keep_checkpoints_num=2))
     with pytest.raises(ConfigError, match="storage_path='a' and local_dir='b'"):
@@ -150,7 +150,7 @@ def test_two_names_for_one_thing_are_refused_by_name():
     ("make", "name"),
     [(TuneConfig, "reuse_actors"), (CheckpointConfig, "checkpoint_at_end")],
 )
-def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
+def test_flag_that_is_no_bool_is_rejected_and_none_is_its_default(make, name):
     for value, means in ((None, False), (True, True), (np.bool_(1), True), (np.bool_(0), False)):
         assert getattr(make(**{name: value}), name) is means
     for value in ("yes", 1, 0.0, [], np.int64(1)):
@@ -165,13 +165,13 @@ def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
         *[("progress_reporter", 4), ("progress_reporter", ProgressReporter)],
     ],
 )
-def test_run_config_field_of_another_type_is_refused_with_its_name(name, value):
+def test_run_config_field_of_another_type_is_rejected_with_its_name(name, value):
     with pytest.raises(ConfigError, match=rf"^RunConfig\({name}=.* is invalid: give"):
         RunConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["a/b", "/etc", "a\\b", "../../elsewhere"])
-def test_name_of_a_search_with_a_folder_in_it_is_refused_with_the_fix(name):
+def test_experiment_name_with_a_folder_in_it_is_rejected_with_the_fix(name):
     with pytest.raises(ConfigError, match=r"RunConfig\(name=.*storage_path says where that is"):
         RunConfig(name=name)
 

@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 @pytest.mark.parity(113)
 @pytest.mark.parametrize("form", [str, Checkpoint, lambda folder: folder])
-def test_a_folder_of_files_is_copied_and_nothing_was_counted(store, folder, form):
+def test_folder_of_files_is_copied_with_counters_at_zero(store, folder, form):
     ref = import_checkpoint(form(folder), store)
     opened = store.open_checkpoint(ref.key, ref.sha256)
     assert (ref.key, ref.step) == (RESTORED, 0)
@@ -36,14 +36,14 @@ def test_a_folder_of_files_is_copied_and_nothing_was_counted(store, folder, form
     assert contents(folder) == {"weights": b"weights"}
 
 
-def test_a_dict_comes_back_as_one(store):
+def test_dict_checkpoint_is_restored_as_a_dict(store):
     ref = import_checkpoint(Checkpoint.from_dict({"n": 3}), store)
     opened = store.open_checkpoint(ref.key, ref.sha256)
     assert opened.manifest.state["as_dict"]
     assert Checkpoint(opened.path).to_dict() == {"n": 3}
 
 
-def test_the_checkpoint_of_another_search_brings_its_counts(store, folder, tmp_path):
+def test_checkpoint_of_another_search_keeps_its_counters(store, folder, tmp_path):
     other = LocalCheckpointStore(tmp_path / "other")
     state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
     committed = put(other, folder, step=7, state=state)
@@ -52,7 +52,7 @@ def test_the_checkpoint_of_another_search_brings_its_counts(store, folder, tmp_p
     assert store.open_checkpoint(ref.key, ref.sha256).manifest.state == state
 
 
-def test_what_a_trainable_saved_by_itself_brings_its_counts(store, tmp_path):
+def test_checkpoint_saved_by_a_trainable_alone_keeps_its_counters(store, tmp_path):
     class Counts(Trainable):
         def step(self):
             return {}
@@ -67,6 +67,6 @@ def test_what_a_trainable_saved_by_itself_brings_its_counts(store, tmp_path):
     assert ref.step == 3
 
 
-def test_what_is_no_folder_is_refused(store, tmp_path):
+def test_checkpoint_that_is_no_folder_is_rejected(store, tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         import_checkpoint(tmp_path / "nowhere", store)

@@ -12,7 +12,7 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol import trial_limits
 
 
-def test_by_default_nothing_is_limited():
+def test_trial_limits_are_off_by_default():
     assert tune.RunConfig().trial_limits.for_trials() == trial_limits.TrialLimitSpec()
     assert tune.RunConfig(trial_limits=None).trial_limits == tune.TrialLimits()
 
@@ -29,7 +29,7 @@ def test_by_default_nothing_is_limited():
         ({"core_bytes": "1GiB"}, {"core_bytes": 2**30}),
     ],
 )
-def test_limits_reach_the_nodes_as_seconds_and_bytes(given, told):
+def test_trial_limits_reach_the_nodes_as_seconds_and_bytes(given, told):
     assert tune.TrialLimits(**given).for_trials() == trial_limits.TrialLimitSpec(**told)
 
 
@@ -37,7 +37,7 @@ def test_limits_reach_the_nodes_as_seconds_and_bytes(given, told):
 @pytest.mark.parametrize(
     "value", [0, -1, math.nan, math.inf, "10", True, dt.timedelta(0), [], dt.timedelta(-1)]
 )
-def test_a_time_that_is_none_is_refused_by_name(field, value):
+def test_invalid_time_limit_is_rejected_with_its_name(field, value):
     with pytest.raises(ConfigError) as caught:
         tune.TrialLimits(**{field: value})
     assert f"TrialLimits({field}={value!r}) is invalid: give seconds" in str(caught.value)
@@ -45,7 +45,7 @@ def test_a_time_that_is_none_is_refused_by_name(field, value):
 
 @pytest.mark.parametrize("field", ["memory", "core_bytes"])
 @pytest.mark.parametrize("value", [0, -5, "much", "", 1.5, True, "0GiB"])
-def test_what_is_no_size_is_refused_by_name(field, value):
+def test_invalid_size_limit_is_rejected_with_its_name(field, value):
     with pytest.raises(ConfigError, match="is invalid: give bytes above 0 or a text") as caught:
         tune.TrialLimits(**{field: value})
     assert f"TrialLimits({field}={value!r})" in str(caught.value)
@@ -53,13 +53,13 @@ def test_what_is_no_size_is_refused_by_name(field, value):
 
 @pytest.mark.parametrize(("field", "least"), [("processes", 1), ("open_files", 64)])
 @pytest.mark.parametrize("value", [0, -5, "100", 1.5, True])
-def test_what_is_no_number_is_refused_by_name_and_told_from_where_on_it_is_one(field, least, value):
+def test_invalid_number_is_rejected_with_its_name_and_the_least_value(field, least, value):
     with pytest.raises(ConfigError) as caught:
         tune.TrialLimits(**{field: value})
     said = f"TrialLimits({field}={value!r}) is invalid: give a number from {least} on, or None"
     assert said in str(caught.value)
 
 
-def test_limits_of_another_kind_are_refused():
+def test_trial_limits_of_another_type_are_rejected():
     with pytest.raises(ConfigError, match="give a TrialLimits"):
         tune.RunConfig(trial_limits={"step_s": 1})

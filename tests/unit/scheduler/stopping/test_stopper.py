@@ -43,24 +43,24 @@ class Every(Stopper):
         return False
 
 
-def test_nothing_stops_nothing() -> None:
+def test_stop_setting_of_none_stops_no_trial() -> None:
     assert make_stopping(None) == make_stopping({}) == make_stopping([]) == ((), None)
 
 
 @pytest.mark.parity(98, 100)
-def test_a_dict_becomes_conditions_that_the_host_watches() -> None:
+def test_stop_dict_becomes_conditions_that_the_trial_process_checks() -> None:
     conditions, stopper = make_stopping({"training_iteration": 10, "info/acc": 0.9})
     assert conditions == (Condition("training_iteration", 10), Condition("info/acc", 0.9))
     assert stopper is None
     assert conditions[1].holds({"info": {"acc": 0.95}})
 
 
-def test_numpy_numbers_and_true_are_bounds() -> None:
+def test_numpy_numbers_and_true_are_valid_stop_bounds() -> None:
     conditions, _ = make_stopping({"loss": np.float32(2), "converged": True})
     assert conditions == (Condition("loss", 2.0), Condition("converged", 1.0))
 
 
-def test_a_function_becomes_a_stopper_that_is_asked_about_every_result() -> None:
+def test_stop_function_is_asked_about_every_result() -> None:
     conditions, stopper = make_stopping(lambda trial_id, result: result["x"] > 3)
     assert conditions == ()
     assert isinstance(stopper, FunctionStopper)
@@ -69,7 +69,7 @@ def test_a_function_becomes_a_stopper_that_is_asked_about_every_result() -> None
     assert stopper.horizon("t") is None
 
 
-def test_criteria_functions_and_stoppers_may_be_mixed_in_a_list() -> None:
+def test_stop_list_may_mix_criteria_functions_and_stoppers() -> None:
     one, two = Every(), Every()
     conditions, stopper = make_stopping([{"x": 1}, one, lambda t, r: True, two])
     assert conditions == (Condition("x", 1),)
@@ -78,7 +78,7 @@ def test_criteria_functions_and_stoppers_may_be_mixed_in_a_list() -> None:
     assert (one.seen, two.seen) == (["t"], ["t"])  # both see a result at which one stops
 
 
-def test_a_maximum_of_iterations_is_watched_by_the_host() -> None:
+def test_maximum_of_iterations_is_checked_by_the_trial_process() -> None:
     assert make_stopping(MaximumIterationStopper(5)) == (
         (Condition("training_iteration", 5),),
         None,
@@ -87,7 +87,7 @@ def test_a_maximum_of_iterations_is_watched_by_the_host() -> None:
     assert [stopper("t", {"training_iteration": i}) for i in (4, 5)] == [False, True]
 
 
-def test_a_subclass_of_a_known_stopper_is_asked_about_every_result() -> None:
+def test_subclass_of_a_known_stopper_is_asked_about_every_result() -> None:
     class Mine(MaximumIterationStopper):
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return True
@@ -98,14 +98,14 @@ def test_a_subclass_of_a_known_stopper_is_asked_about_every_result() -> None:
     assert stopper.horizon("t") is None
 
 
-def test_a_combination_must_be_asked_as_soon_as_one_of_its_members_must() -> None:
+def test_combined_stopper_is_asked_as_soon_as_one_member_must_be() -> None:
     five, never = MaximumIterationStopper(5), NoopStopper()
     assert CombinedStopper(five, never).horizon("t") == (Condition("training_iteration", 5),)
     assert CombinedStopper(never, never).horizon("t") == ()
     assert CombinedStopper(five, Every()).horizon("t") is None
 
 
-def test_a_combination_ends_the_experiment_when_one_of_its_members_does() -> None:
+def test_combined_stopper_ends_the_experiment_when_one_member_does() -> None:
     assert not CombinedStopper(NoopStopper(), NoopStopper()).stop_all()
 
     class Enough(NoopStopper):
@@ -116,7 +116,7 @@ def test_a_combination_ends_the_experiment_when_one_of_its_members_does() -> Non
 
 
 @pytest.mark.parametrize("timeout", [10, dt.timedelta(seconds=10)])
-def test_a_timeout_counts_from_the_first_question(
+def test_timeout_stopper_counts_from_the_first_call(
     timeout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -133,7 +133,7 @@ def test_a_timeout_counts_from_the_first_question(
     assert stopper.horizon("t") == ()
 
 
-def test_a_trial_stops_when_its_metric_has_not_moved() -> None:
+def test_plateau_stopper_stops_a_trial_whose_metric_has_not_moved() -> None:
     stopper = TrialPlateauStopper("loss", std=0.01, num_results=3, grace_period=5)
     flat = [stopper("a", {"loss": 1.0}) for _ in range(5)]
     assert flat == [False] * 4 + [True]
@@ -141,7 +141,7 @@ def test_a_trial_stops_when_its_metric_has_not_moved() -> None:
     assert not stopper.stop_all()
 
 
-def test_a_plateau_counts_only_when_it_is_good_enough() -> None:
+def test_plateau_counts_only_when_it_is_good_enough() -> None:
     stopper = TrialPlateauStopper("loss", num_results=2, metric_threshold=0.0, mode="min")
     assert not any(stopper("a", {"loss": 1.0}) for _ in range(10))
     assert [stopper("b", {"loss": -1.0}) for _ in range(4)] == [False, False, False, True]
@@ -154,7 +154,7 @@ def test_nan_and_missing_metrics_are_no_plateau() -> None:
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_experiment_stops_when_the_best_values_are_the_same(mode: str) -> None:
+def test_experiment_plateau_stops_when_the_best_values_are_the_same(mode: str) -> None:
     stopper = ExperimentPlateauStopper("loss", std=0.01, top=3, mode=mode, patience=2)
     sign = 1 if mode == "min" else -1
     for value in (9, 5, math.nan, 1, 1):
@@ -165,7 +165,7 @@ def test_the_experiment_stops_when_the_best_values_are_the_same(mode: str) -> No
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
-def test_the_deviation_is_numpys(values: list[float]) -> None:
+def test_deviation_equals_numpys(values: list[float]) -> None:
     assert deviation(values) == pytest.approx(float(np.std(values)), rel=1e-9, abs=1e-9)
 
 
@@ -186,7 +186,7 @@ def test_the_deviation_is_numpys(values: list[float]) -> None:
         ([{"a": 1}, 7], "stop is 7"),
     ],
 )
-def test_a_stop_that_cannot_work_is_named(stop: Any, words: str) -> None:
+def test_invalid_stop_setting_is_rejected_with_its_name(stop: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_stopping(stop)
 
@@ -206,6 +206,6 @@ def test_a_stop_that_cannot_work_is_named(stop: Any, words: str) -> None:
         (lambda: ExperimentPlateauStopper("l", mode="best"), "mode='best'"),
     ],
 )
-def test_bad_options_of_stoppers_are_named(make: Any, words: str) -> None:
+def test_invalid_stopper_option_is_rejected_with_its_name(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()

@@ -60,7 +60,7 @@ def condemned(n: int, keep: tuple[str, ...] = ()) -> DeleteCheckpoint:
 
 
 @pytest.mark.parity(111)
-def test_removals_are_carried_out_in_their_order_without_keeping_anybody_waiting(collector, store):
+def test_deletions_run_in_order_in_the_background(collector, store):
     store.may_continue.clear()
     before = time.monotonic()
     collector.discard(condemned(1, keep=("abc",)))
@@ -76,7 +76,7 @@ def test_removals_are_carried_out_in_their_order_without_keeping_anybody_waiting
     assert collector.notices() == []
 
 
-def test_what_fails_is_told_once_and_tried_again_until_it_is_done(collector, store):
+def test_failed_deletion_is_reported_once_and_retried_until_it_succeeds(collector, store):
     store.is_away = True
     collector.discard(condemned(1))
     collector.discard(condemned(2))
@@ -92,7 +92,7 @@ def test_what_fails_is_told_once_and_tried_again_until_it_is_done(collector, sto
     assert collector.notices() == []
 
 
-def test_one_that_can_never_be_removed_keeps_no_other_waiting(collector, store):
+def test_deletion_that_always_fails_does_not_block_the_others(collector, store):
     store.never = {"t0/checkpoint_1-000001"}
     collector.discard(condemned(1))
     collector.discard(condemned(2))
@@ -102,7 +102,7 @@ def test_one_that_can_never_be_removed_keeps_no_other_waiting(collector, store):
     assert collector.finish(0.0) == ["t0/checkpoint_1-000001"]
 
 
-def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store, monkeypatch):
+def test_finish_waits_no_longer_than_its_limit_and_names_the_rest(store, monkeypatch):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 60.0)
     collector = CheckpointGarbageCollector(store)
     store.is_away = True
@@ -115,7 +115,7 @@ def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store, monkey
     assert sorted(left) == ["t0/checkpoint_1-000000/abc", "t0/checkpoint_1-000001"]
 
 
-def test_the_end_waits_for_a_slow_store_as_long_as_that_gets_on(monkeypatch):
+def test_finish_waits_for_a_slow_store_while_it_makes_progress(monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(module, "time", clock)
     looks = threading.Semaphore(0)
@@ -139,7 +139,7 @@ def test_the_end_waits_for_a_slow_store_as_long_as_that_gets_on(monkeypatch):
     assert len(store.removed) == 12
 
 
-def test_the_end_does_not_wait_for_a_store_that_removes_nothing(collector, store):
+def test_finish_does_not_wait_for_a_store_that_deletes_nothing(collector, store):
     store.is_away = True
     collector.discard(condemned(1))
     began = time.monotonic()
@@ -147,7 +147,7 @@ def test_the_end_does_not_wait_for_a_store_that_removes_nothing(collector, store
     assert time.monotonic() - began < 30
 
 
-def test_the_end_tries_at_once_what_waited_for_its_next_try(store, monkeypatch):
+def test_finish_retries_waiting_deletions_at_once(store, monkeypatch):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 60.0)
     collector = CheckpointGarbageCollector(store)
     store.is_away = True
@@ -159,13 +159,13 @@ def test_the_end_tries_at_once_what_waited_for_its_next_try(store, monkeypatch):
     assert time.monotonic() - began < 30
 
 
-def test_whoever_has_no_patience_is_let_go(collector, store):
+def test_finish_ends_when_the_user_interrupts_it(collector, store):
     store.is_away = True
     collector.discard(condemned(1))
     assert collector.finish(60, is_enough=lambda: True) == ["t0/checkpoint_1-000001"]
 
 
-def test_a_search_that_keeps_everything_has_no_thread(store):
+def test_search_that_keeps_all_checkpoints_starts_no_thread(store):
     before = set(threading.enumerate())  # some of them may just be ending
     collector = CheckpointGarbageCollector(store)
     assert collector.finish(1) == []
@@ -173,7 +173,7 @@ def test_a_search_that_keeps_everything_has_no_thread(store):
     assert set(threading.enumerate()) <= before
 
 
-def test_superseded_run_removes_nothing_and_leaves_nothing_to_do(store):
+def test_superseded_run_deletes_nothing_and_leaves_nothing_to_do(store):
     def check() -> None:
         raise RunSuperseded
 

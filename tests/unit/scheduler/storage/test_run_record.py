@@ -21,7 +21,7 @@ def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:
     return RunRecord(holder=ME, term=term, run=run, events_key="e", **{"is_warm": False, **more})
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path):
+def test_run_record_is_read_as_it_was_written(tmp_path):
     (tmp_path / "journal").mkdir()
     assert read_record(str(tmp_path)) is None
     for written in (record(), record(term=8, is_over=True)):
@@ -30,7 +30,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert [path.name for path in (tmp_path / "journal").iterdir()] == ["scheduler"]
 
 
-def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
+def test_damaged_run_record_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "scheduler").write_bytes(b"{")
     with pytest.raises(JournalError, match=str(tmp_path / "journal" / "scheduler")):
@@ -46,13 +46,11 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
         (record(run=3, is_warm=False), 2, False),
     ],
 )
-def test_a_run_is_warm_where_the_one_before_said_no_deregistration(
-    last, journalled_run, is_next_warm
-):
+def test_run_is_warm_if_the_previous_one_did_not_deregister(last, journalled_run, is_next_warm):
     assert last.is_next_warm(journalled_run) is is_next_warm
 
 
-def test_a_folder_that_is_behind_the_store_is_refused():
+def test_folder_that_is_behind_the_store_is_rejected():
     check_newest(record(7), None, "here")
     check_newest(record(7), record(7), "here")
     check_newest(record(8), record(7), "here")
@@ -61,14 +59,14 @@ def test_a_folder_that_is_behind_the_store_is_refused():
             check_newest(local, record(7), "here")
 
 
-def test_check_newest_after_a_script_continued_the_search_elsewhere_refuses_the_folder():
+def test_folder_of_a_search_continued_elsewhere_is_rejected():
     of_script = msgspec.structs.replace(record(term=0), events_key="")
     check_newest(of_script, of_script, "here")
     with pytest.raises(SchedulerSuperseded, match="continued elsewhere"):
         check_newest(record(7), of_script, "here")
 
 
-def test_a_process_is_told_from_others_with_its_number():
+def test_process_is_told_from_others_with_the_same_pid():
     assert ME.is_here
     assert not ME.is_gone
     assert msgspec.structs.replace(ME, born=ME.born + 1).is_gone

@@ -46,7 +46,7 @@ def stored_dict(store: LocalCheckpointStore, **data: object) -> StoredCheckpoint
         return stored(store, Path(folder))
 
 
-def test_nothing_is_read_until_it_is_asked_for(temporary: Path) -> None:
+def test_checkpoint_is_downloaded_only_when_it_is_read(temporary: Path) -> None:
     checkpoint = StoredCheckpoint("/nowhere/experiment", KEY, "0" * 64)
     assert checkpoint.uri == f"/nowhere/experiment/{KEY}"
     assert repr(checkpoint) == f"StoredCheckpoint(uri='/nowhere/experiment/{KEY}')"
@@ -54,7 +54,7 @@ def test_nothing_is_read_until_it_is_asked_for(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_folder_lives_as_long_as_the_checkpoint(
+def test_checkpoint_folder_lives_as_long_as_the_checkpoint(
     store: LocalCheckpointStore, source: Path, temporary: Path
 ) -> None:
     checkpoint = stored(store, source)
@@ -68,7 +68,7 @@ def test_the_folder_lives_as_long_as_the_checkpoint(
     assert list(temporary.iterdir()) == []
 
 
-def test_as_directory_leaves_nothing_behind(
+def test_as_directory_leaves_no_file_behind(
     store: LocalCheckpointStore, source: Path, temporary: Path
 ) -> None:
     with stored(store, source).as_directory() as folder:
@@ -76,7 +76,7 @@ def test_as_directory_leaves_nothing_behind(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_copy_goes_straight_to_its_folder(
+def test_checkpoint_copy_goes_directly_to_its_folder(
     store: LocalCheckpointStore, source: Path, tmp_path: Path, temporary: Path
 ) -> None:
     target = tmp_path / "a" / "b"
@@ -85,7 +85,7 @@ def test_a_copy_goes_straight_to_its_folder(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_copy_joins_what_is_in_its_folder(
+def test_checkpoint_copy_is_merged_into_an_existing_folder(
     store: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "mine"
@@ -96,13 +96,15 @@ def test_a_copy_joins_what_is_in_its_folder(
     assert contents(target) == {**contents(source), "deep/notes": b"notes"}
 
 
-def test_a_dict_comes_back(store: LocalCheckpointStore) -> None:
+def test_dict_checkpoint_is_read_back(store: LocalCheckpointStore) -> None:
     checkpoint = stored_dict(store, rates=(0.1, 0.2))
     assert checkpoint.is_dict
     assert checkpoint.to_dict() == {"rates": (0.1, 0.2)}
 
 
-def test_files_are_no_dict(store: LocalCheckpointStore, source: Path, temporary: Path) -> None:
+def test_checkpoint_of_files_gives_no_dict(
+    store: LocalCheckpointStore, source: Path, temporary: Path
+) -> None:
     checkpoint = stored(store, source)
     assert not checkpoint.is_dict
     assert list(temporary.iterdir()) == []
@@ -110,7 +112,7 @@ def test_files_are_no_dict(store: LocalCheckpointStore, source: Path, temporary:
         checkpoint.to_dict()
 
 
-def test_metadata_are_read_and_never_set(
+def test_checkpoint_metadata_are_read_only(
     store: LocalCheckpointStore, source: Path, temporary: Path
 ) -> None:
     assert stored(store, source).get_metadata() == {}
@@ -124,7 +126,9 @@ def test_metadata_are_read_and_never_set(
             change({"a": 1})
 
 
-def test_it_travels_without_its_folder(store: LocalCheckpointStore, source: Path) -> None:
+def test_checkpoint_is_pickled_without_its_folder(
+    store: LocalCheckpointStore, source: Path
+) -> None:
     checkpoint = stored(store, source)
     pickled = pickle.dumps((checkpoint.path, checkpoint))
     assert len(pickled) < 1000
@@ -135,7 +139,7 @@ def test_it_travels_without_its_folder(store: LocalCheckpointStore, source: Path
     assert contents(Path(again.path)) == contents(source)
 
 
-def test_checkpoints_are_equal_where_their_addresses_are(
+def test_checkpoints_with_equal_addresses_are_equal(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     checkpoint = stored(store, source)
@@ -146,7 +150,7 @@ def test_checkpoints_are_equal_where_their_addresses_are(
     assert hash(checkpoint) == hash(pickle.loads(pickle.dumps(checkpoint)))
 
 
-def test_of_a_damaged_one_nothing_is_seen(
+def test_damaged_checkpoint_gives_no_files(
     store: LocalCheckpointStore, source: Path, tmp_path: Path, temporary: Path
 ) -> None:
     sha256 = put(store, source).sha256
@@ -164,7 +168,7 @@ def test_of_a_damaged_one_nothing_is_seen(
     assert not [file for file in temporary.rglob("*") if file.is_file()]
 
 
-def test_what_a_trials_process_imports_cannot_reach_a_store() -> None:
+def test_trial_process_imports_no_store_code() -> None:
     code = (
         "import sys; from tunemq_shared.checkpoints import checkpoint, local_store, store_sink;"
         "stores = {'tunemq_shared.checkpoints.open_store',"

@@ -13,13 +13,13 @@ def committed(key: str, *shared: str) -> CheckpointCommitted:
     return CheckpointCommitted("t", 1, 1, 1, key, "hash", 1, shared)
 
 
-def test_a_checkpoint_that_nobody_needs_goes_as_a_whole() -> None:
+def test_unreferenced_checkpoint_is_deleted_as_a_whole() -> None:
     assert ObjectReferences().condemn("t", "t/a", committed("t/a")) == [
         DeleteCheckpoint("t", "t/a", ())
     ]
 
 
-def test_what_another_manifest_refers_to_stays_until_that_goes_too() -> None:
+def test_object_stays_until_the_last_manifest_that_refers_to_it_is_deleted() -> None:
     references = ObjectReferences()
     references.add(["t/a/x", "t/a/y"])
     references.add(["t/a/x"])
@@ -34,7 +34,7 @@ def test_what_another_manifest_refers_to_stays_until_that_goes_too() -> None:
     ]
 
 
-def test_an_object_whose_checkpoint_is_there_does_not_go_with_who_refers_to_it() -> None:
+def test_object_of_a_live_checkpoint_outlives_a_deleted_reference_to_it() -> None:
     references = ObjectReferences()
     references.add(["t/a/x"])
     gone = references.condemn("t", "t/b", committed("t/b", "t/a/x"))
@@ -42,7 +42,7 @@ def test_an_object_whose_checkpoint_is_there_does_not_go_with_who_refers_to_it()
 
 
 @pytest.mark.parity(113)
-def test_what_is_pinned_is_removed_with_its_last_pin() -> None:
+def test_pinned_checkpoint_is_deleted_with_its_last_pin() -> None:
     references = ObjectReferences()
     references.pin(["t/a"])
     references.pin(["t/a"])
@@ -53,7 +53,7 @@ def test_what_is_pinned_is_removed_with_its_last_pin() -> None:
     assert references.condemned() == []
 
 
-def test_only_objects_of_a_pinned_base_or_of_its_own_references_may_be_referred_to() -> None:
+def test_manifest_may_refer_only_to_a_pinned_base_or_to_referenced_objects() -> None:
     references = ObjectReferences()
     references.add(["t/old/x"])
     assert references.may_refer(["t/base/anything", "t/old/x"], ["t/base"])

@@ -80,7 +80,7 @@ class Farm(Story):
 
 
 @pytest.mark.parametrize("kind", ["died", "start", "fetch", "disk", "storage", "restore"])
-def test_f22_a_node_on_which_three_trials_in_a_row_fail_is_set_aside_for_a_minute(
+def test_f22_node_with_three_failed_trials_in_a_row_is_set_aside_for_a_minute(
     kind: str,
 ) -> None:
     farm = Farm()
@@ -102,13 +102,13 @@ def test_f22_a_node_on_which_three_trials_in_a_row_fail_is_set_aside_for_a_minut
 
 
 @pytest.mark.parametrize("kind", ["user", "metric", "load", "memory", "cuda_memory", "time_limit"])
-def test_what_is_wrong_with_trials_does_not_speak_against_their_node(kind: str) -> None:
+def test_failures_of_the_trials_own_code_do_not_count_against_the_node(kind: str) -> None:
     farm = Farm()
     assert [farm.fail_there(kind) for _ in range(5)] == [None] * 5
     assert farm.is_used()
 
 
-def test_the_pause_doubles_with_each_further_failure_up_to_ten_minutes() -> None:
+def test_node_pause_doubles_with_each_further_failure_up_to_ten_minutes() -> None:
     farm = Farm()
     farm.fail_there()
     farm.fail_there()
@@ -121,7 +121,7 @@ def test_the_pause_doubles_with_each_further_failure_up_to_ten_minutes() -> None
     assert pauses == [60, 120, 240, 480, MAX_PAUSE_S, MAX_PAUSE_S]
 
 
-def test_a_first_new_result_of_a_trial_that_was_started_there_clears_the_node() -> None:
+def test_first_new_result_of_a_trial_started_on_the_node_clears_it() -> None:
     farm = Farm()
     farm.fail_there()
     farm.fail_there()
@@ -134,7 +134,7 @@ def test_a_first_new_result_of_a_trial_that_was_started_there_clears_the_node() 
     assert not farm.is_used()
 
 
-def test_a_first_result_while_it_is_set_aside_brings_a_node_back_at_once() -> None:
+def test_first_result_on_a_node_that_is_set_aside_brings_it_back_at_once() -> None:
     farm = Farm()
     slow = farm.place_on_bad()
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_a_first_result_while_it_is_set_aside_brings_a_node_back_at_once() -> No
     assert not farm.runner.health
 
 
-def test_one_trial_that_fails_over_and_over_does_not_speak_against_its_node() -> None:
+def test_one_trial_that_fails_repeatedly_does_not_count_against_its_node() -> None:
     farm = Farm()
     trial = farm.place_on_bad()
     for attempt in range(1, 10):
@@ -156,7 +156,7 @@ def test_one_trial_that_fails_over_and_over_does_not_speak_against_its_node() ->
     assert farm.is_used()
 
 
-def test_what_fails_while_a_node_is_set_aside_was_there_before_and_adds_nothing() -> None:
+def test_failures_on_a_node_that_is_set_aside_do_not_extend_its_pause() -> None:
     farm = Farm(cpus=8.0)
     placed = [farm.place_on_bad() for _ in range(6)]
     told = [command for trial in placed for command in farm.die(trial)]
@@ -164,7 +164,7 @@ def test_what_fails_while_a_node_is_set_aside_was_there_before_and_adds_nothing(
     assert farm.runner.aside == {"bad.1": FIRST_PAUSE_S}
 
 
-def test_a_node_that_is_started_again_is_the_same_node() -> None:
+def test_restarted_node_stays_set_aside() -> None:
     farm = Farm()
     for _ in range(3):
         farm.fail_there()
@@ -174,7 +174,7 @@ def test_a_node_that_is_started_again_is_the_same_node() -> None:
     assert farm.runner.placement.fit({"cpu": 1.0}, "bad.2") == "good.1"
 
 
-def test_f22_the_last_node_is_set_aside_for_a_moment_only_and_never_for_ever() -> None:
+def test_f22_last_node_is_set_aside_for_a_moment_and_never_for_ever() -> None:
     farm = Farm(alone=True)
     farm.fail_there()
     farm.fail_there()
@@ -189,7 +189,7 @@ def test_f22_the_last_node_is_set_aside_for_a_moment_only_and_never_for_ever() -
         assert [farm.fail_there() for _ in range(3)] == [None] * 3, "that was told already"
 
 
-def test_when_all_nodes_fail_each_is_the_last_one() -> None:
+def test_nodes_that_all_fail_are_each_treated_as_the_last_one() -> None:
     farm = Farm()
     for _ in range(3):
         farm.fail_there()
@@ -203,7 +203,7 @@ def test_when_all_nodes_fail_each_is_the_last_one() -> None:
     assert farm.place()[1] in {"bad.1", "good.1"}
 
 
-def test_when_a_thousand_nodes_fail_a_look_at_them_costs_no_more_than_one_at_each(
+def test_health_check_of_a_thousand_failing_nodes_looks_at_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"n{number}" for number in range(1_000)]
@@ -221,7 +221,7 @@ def test_when_a_thousand_nodes_fail_a_look_at_them_costs_no_more_than_one_at_eac
     assert len(comparisons) <= 1_000
 
 
-def test_when_the_others_leave_a_node_is_back_before_its_time() -> None:
+def test_node_that_is_set_aside_returns_early_when_the_others_leave() -> None:
     farm = Farm()
     for _ in range(3):
         farm.fail_there()
@@ -231,7 +231,7 @@ def test_when_the_others_leave_a_node_is_back_before_its_time() -> None:
     assert farm.is_used()
 
 
-def test_a_node_that_alone_has_what_a_trial_asks_for_is_the_last_one_for_it() -> None:
+def test_only_node_that_meets_a_request_is_the_last_one_for_that_trial() -> None:
     farm = Farm(alone=True)
     farm.tell(m.NodeJoined("small.1", "small", "small-host", "127.0.0.1", {"cpu": 0.5}))
     for _ in range(3):
@@ -240,7 +240,7 @@ def test_a_node_that_alone_has_what_a_trial_asks_for_is_the_last_one_for_it() ->
     assert farm.is_used()
 
 
-def test_it_all_follows_from_the_journal_and_from_a_dump() -> None:
+def test_node_health_is_restored_from_the_journal_and_from_a_dump() -> None:
     farm = Farm()
     for _ in range(3):
         farm.fail_there()
@@ -259,7 +259,7 @@ def test_it_all_follows_from_the_journal_and_from_a_dump() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_fails_no_node_is_out_of_use_for_ever_and_one_is_there_within_a_second(
+def test_random_failures_set_no_node_aside_for_ever_and_leave_one_within_a_second(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
@@ -292,7 +292,7 @@ def test_whatever_fails_no_node_is_out_of_use_for_ever_and_one_is_there_within_a
     assert not farm.runner.aside
 
 
-def test_f16_results_alone_do_not_clear_a_node_that_keeps_no_checkpoint() -> None:
+def test_f16_results_do_not_clear_a_node_that_fails_to_keep_checkpoints() -> None:
     farm = Farm()
     for _ in range(TRIALS_IN_A_ROW - 1):
         farm.fail_there("storage")
@@ -307,7 +307,7 @@ def test_f16_results_alone_do_not_clear_a_node_that_keeps_no_checkpoint() -> Non
     assert not farm.is_used()
 
 
-def test_f16_a_checkpoint_that_is_kept_clears_a_node_that_kept_none() -> None:
+def test_f16_kept_checkpoint_clears_a_node_that_failed_to_keep_checkpoints() -> None:
     farm = Farm()
     for _ in range(TRIALS_IN_A_ROW - 1):
         farm.fail_there("storage")

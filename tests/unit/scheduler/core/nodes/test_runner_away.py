@@ -47,7 +47,7 @@ def deleted(commands: list[c.Command]) -> list[str]:
     return [command.key for command in commands if isinstance(command, c.DeleteCheckpoint)]
 
 
-def test_f08_a_trial_of_a_silent_node_waits_with_its_epoch_and_loses_nothing(story) -> None:
+def test_f08_trial_of_a_lost_node_waits_with_its_attempt_and_loses_nothing(story) -> None:
     assert story.lose() == []
     assert (trial(story).status, trial(story).attempt) == ("PENDING", 1)
     assert story.runner.uploading == 1
@@ -55,7 +55,7 @@ def test_f08_a_trial_of_a_silent_node_waits_with_its_epoch_and_loses_nothing(sto
     assert story.lose() == [], "lost once is enough"
 
 
-def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> None:
+def test_f08_trial_that_was_not_taken_over_continues_when_its_node_returns(story) -> None:
     before = comparable(story.runner)
     story.tell(m.BatchRead(NODE, 1, 6, "1-0"))
     counted = comparable(story.runner)
@@ -73,7 +73,7 @@ def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> N
     assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"]
 
 
-def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(story) -> None:
+def test_f01_trial_taken_over_gets_a_new_attempt_and_its_old_uploads_are_given_up(story) -> None:
     story.lose()
     *removals, start = take_over(story)
 
@@ -84,7 +84,7 @@ def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(st
     assert story.runner.uploading == 0
 
 
-def test_f08_what_a_node_says_of_a_trial_that_continued_elsewhere_changes_nothing(story) -> None:
+def test_f08_events_of_a_returning_node_about_a_trial_taken_over_change_nothing(story) -> None:
     story.lose()
     take_over(story)
     (order,) = story.hear_again()
@@ -104,7 +104,7 @@ def test_f08_what_a_node_says_of_a_trial_that_continued_elsewhere_changes_nothin
     assert trial(story).status == "RUNNING"
 
 
-def test_two_nodes_that_were_both_lost_give_the_trial_to_the_one_that_had_it_last(story) -> None:
+def test_trial_of_two_lost_nodes_continues_on_the_one_that_had_it_last(story) -> None:
     story.lose()
     take_over(story)
     story.lose(OTHER)
@@ -115,7 +115,7 @@ def test_two_nodes_that_were_both_lost_give_the_trial_to_the_one_that_had_it_las
     assert trial(story).status == "RUNNING"
 
 
-def test_a_trial_that_paused_when_its_node_went_away_continues_pausing() -> None:
+def test_trial_that_was_pausing_when_its_node_was_lost_continues_pausing() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     story.pause("a", 1)
@@ -143,7 +143,7 @@ def test_runner_with_the_node_of_a_complete_trial_away_ends_it_and_keeps_its_che
     assert "a" in story.runner.finished
 
 
-def test_f14_a_trial_that_is_to_stop_while_its_node_is_away_ends_at_once(story) -> None:
+def test_f14_trial_stopped_while_its_node_is_away_ends_at_once(story) -> None:
     story.lose()
     commands = story.tell(m.StopRequested("a", "enough"))
     assert commands == [c.NotifyTrialEnd("a", "TERMINATED", "enough", early=True)]
@@ -155,7 +155,7 @@ def test_f14_a_trial_that_is_to_stop_while_its_node_is_away_ends_at_once(story) 
     assert "a" in story.runner.finished
 
 
-def test_a_trial_that_was_being_stopped_when_its_node_went_away_is_over_then(story) -> None:
+def test_trial_being_stopped_when_its_node_is_lost_ends(story) -> None:
     story.tell(m.StopRequested("a", "enough"))
     assert kinds(story.lose()) == ["NotifyTrialEnd"]
     story.give_up("a", 2)
@@ -166,7 +166,7 @@ def test_a_trial_that_was_being_stopped_when_its_node_went_away_is_over_then(sto
     assert story.runner.placement.free == {"cpu": 1.0}
 
 
-def test_the_last_checkpoint_of_a_trial_that_is_over_is_waited_for_a_while(story) -> None:
+def test_last_checkpoint_of_an_ended_trial_on_an_away_node_is_waited_for(story) -> None:
     story.report("a", 3, done=True)
     story.finish("a")
     story.free("a")
@@ -179,7 +179,7 @@ def test_the_last_checkpoint_of_a_trial_that_is_over_is_waited_for_a_while(story
     assert story.runner.is_finished
 
 
-def test_a_checkpoint_that_comes_while_its_trial_is_over_and_its_node_is_back_is_kept(
+def test_checkpoint_of_an_ended_trial_from_a_returned_node_is_kept(
     story,
 ) -> None:
     story.report("a", 3, done=True)
@@ -191,7 +191,7 @@ def test_a_checkpoint_that_comes_while_its_trial_is_over_and_its_node_is_back_is
     assert [one.key for one in story.runner.summary("a").checkpoints] == ["a/1-1", "a/1-2"]
 
 
-def test_a_node_that_turns_out_to_be_dead_takes_what_only_it_had(story) -> None:
+def test_away_node_that_is_dead_loses_its_uncommitted_checkpoints(story) -> None:
     story.lose()
     commands = story.lose(is_dead=True)
     assert kinds(commands) == ["DropNode", "DeleteCheckpoint"]
@@ -201,14 +201,14 @@ def test_a_node_that_turns_out_to_be_dead_takes_what_only_it_had(story) -> None:
     assert trial(story).status == "PENDING"
 
 
-def test_what_an_away_node_may_refer_to_stays_until_somebody_else_has_its_trial(story) -> None:
+def test_checkpoints_an_away_node_may_refer_to_stay_until_its_trial_is_taken_over(story) -> None:
     story.commit("a", 2)
     story.lose()
     assert story.tell(m.CheckpointDamaged("a", 1, "a/1-2", "torn", "")) == [], "it is pinned"
     assert deleted(take_over(story)) == ["a/1-2"]
 
 
-def test_a_host_that_never_got_its_order_may_begin_from_what_is_held_for_it() -> None:
+def test_trial_process_that_missed_its_order_may_start_from_its_pinned_checkpoint() -> None:
     story = Story(cpus=1.0, max_failures=1)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -222,7 +222,7 @@ def test_a_host_that_never_got_its_order_may_begin_from_what_is_held_for_it() ->
     assert [ref.key for ref in order.start.restore] == ["a/1-1"]
 
 
-def test_a_search_that_was_interrupted_meanwhile_stops_what_comes_back(story) -> None:
+def test_interrupted_search_stops_trials_of_a_returning_node(story) -> None:
     story.lose()
     story.tell(m.RunInterrupted("Ctrl-C"))
     (order,) = story.hear_again()
@@ -231,7 +231,7 @@ def test_a_search_that_was_interrupted_meanwhile_stops_what_comes_back(story) ->
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
 
 
-def test_standing_orders_say_all_that_nodes_are_to_host() -> None:
+def test_standing_orders_list_all_trials_that_nodes_are_to_run() -> None:
     story = Story(cpus=3.0)
     for name in "abc":
         story.start(name)

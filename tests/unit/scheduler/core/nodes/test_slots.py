@@ -22,7 +22,7 @@ def trial(name: str, attempt: int) -> Trial:
     return made
 
 
-def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
+def test_trial_has_a_slot_as_long_as_any_of_its_attempts_has():
     slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
     first, other = trial("a", 1), trial("b", 1)
@@ -38,7 +38,7 @@ def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
     assert slots.has_any(other)
 
 
-def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
+def test_attempt_numbers_far_ahead_after_a_takeover_cost_nothing():
     slots = SlotTable()
     slots.add_node("n", {"cpu": 4.0})
     slots.take_on(trial("b", 1), "n")

@@ -10,7 +10,7 @@ from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_shared.base.errors import InvariantBroken
 
 
-def test_the_node_with_least_left_over_is_taken() -> None:
+def test_placement_takes_the_node_with_least_left_over() -> None:
     placement = Placement()
     placement.add_node("big", {"cpu": 8.0})
     placement.add_node("small", {"cpu": 2.0})
@@ -18,7 +18,7 @@ def test_the_node_with_least_left_over_is_taken() -> None:
     assert placement.fit({"cpu": 3.0}) == "big"
 
 
-def test_a_preferred_node_is_taken_while_it_has_room_and_only_then() -> None:
+def test_preferred_node_is_taken_only_while_it_has_room() -> None:
     placement = Placement()
     placement.add_node("cached", {"cpu": 8.0})
     placement.add_node("small", {"cpu": 2.0})
@@ -29,7 +29,7 @@ def test_a_preferred_node_is_taken_while_it_has_room_and_only_then() -> None:
 
 
 @pytest.mark.parity(138)
-def test_a_trial_without_a_gpu_goes_where_no_gpu_is_left_idle() -> None:
+def test_trial_without_a_gpu_is_placed_where_no_gpu_is_left_idle() -> None:
     placement = Placement()
     placement.add_node("gpus", {"cpu": 2.0, "gpu": 1.0})
     placement.add_node("cpus", {"cpu": 64.0})
@@ -37,7 +37,7 @@ def test_a_trial_without_a_gpu_goes_where_no_gpu_is_left_idle() -> None:
 
 
 @pytest.mark.parity(58)
-def test_a_request_that_can_never_be_met_names_the_resource_and_the_most_there_is() -> None:
+def test_request_that_can_never_be_met_names_the_resource_and_the_maximum() -> None:
     placement = Placement()
     placement.add_node("one", {"cpu": 2.0})
     placement.add_node("two", {"cpu": 4.0, "gpu": 1.0})
@@ -49,7 +49,7 @@ def test_a_request_that_can_never_be_met_names_the_resource_and_the_most_there_i
     assert "gpu=2, the most that any node has is 1" in str(placement.why_never({"gpu": 2.0}))
 
 
-def test_a_request_that_no_single_node_can_meet_says_that() -> None:
+def test_request_that_no_single_node_can_meet_is_explained() -> None:
     placement = Placement()
     placement.add_node("one", {"cpu": 8.0})
     placement.add_node("two", {"gpu": 1.0})
@@ -57,7 +57,7 @@ def test_a_request_that_no_single_node_can_meet_says_that() -> None:
 
 
 @pytest.mark.parity(53)
-def test_taking_more_than_there_is_is_refused() -> None:
+def test_taking_more_than_is_free_is_rejected() -> None:
     placement = Placement()
     placement.add_node("one", {"cpu": 1.0})
     placement.take("one", {"cpu": 1.0})
@@ -65,7 +65,7 @@ def test_taking_more_than_there_is_is_refused() -> None:
         placement.take("one", {"cpu": 0.5})
 
 
-def test_ten_tenths_of_a_gpu_fit() -> None:
+def test_ten_tenths_of_a_gpu_fit_on_one_gpu() -> None:
     placement = Placement()
     placement.add_node("one", {"gpu": 1.0})
     for _ in range(10):
@@ -77,7 +77,7 @@ def test_ten_tenths_of_a_gpu_fit() -> None:
 
 @pytest.mark.parity(53, 60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 4)), max_size=60))
-def test_nothing_is_ever_oversubscribed(actions: list[tuple[bool, int, int]]) -> None:
+def test_placement_never_oversubscribes_a_node(actions: list[tuple[bool, int, int]]) -> None:
     placement = Placement()
     totals = {f"n{number}": float(number + 1) for number in range(4)}
     for node, cpus in totals.items():

@@ -25,7 +25,7 @@ def farm(**nodes: list[Gpu]) -> Placement:
     return placement
 
 
-def test_whole_gpus_are_devices_of_which_nobody_has_anything() -> None:
+def test_whole_gpus_are_taken_from_unused_devices_only() -> None:
     placement = farm(n=gpus("n", 3))
     assert placement.take("n", {"gpu": 0.5}) == {"n-0": 0.5}
     assert placement.take("n", {"gpu": 2.0}) == {"n-1": 1.0, "n-2": 1.0}
@@ -33,7 +33,7 @@ def test_whole_gpus_are_devices_of_which_nobody_has_anything() -> None:
     assert placement.fit({"gpu": 0.5}) == "n"
 
 
-def test_a_part_is_never_of_two_devices() -> None:
+def test_gpu_part_is_never_split_over_two_devices() -> None:
     placement = farm(n=gpus("n", 2))
     for _ in range(2):
         placement.take("n", {"gpu": 0.6})
@@ -43,7 +43,7 @@ def test_a_part_is_never_of_two_devices() -> None:
         placement.take("n", {"gpu": 0.6})
 
 
-def test_a_part_goes_where_least_of_a_device_would_be_left() -> None:
+def test_gpu_part_is_placed_where_least_of_a_device_is_left() -> None:
     placement = farm(a=gpus("a", 2), b=gpus("b", 2))
     placement.take("b", {"gpu": 0.5})
     placement.take("b", {"gpu": 0.75})
@@ -52,7 +52,7 @@ def test_a_part_goes_where_least_of_a_device_would_be_left() -> None:
     assert placement.take("b", {"gpu": 0.25}) == {"b-0": 0.25}
 
 
-def test_what_is_given_back_can_be_taken_whole_again() -> None:
+def test_gpu_parts_given_back_can_be_taken_as_a_whole_gpu() -> None:
     placement = farm(n=gpus("n", 1, memory=24 * GB))
     request = {"gpu_memory": 8 * GB}
     parts = [placement.take("n", request) for _ in range(3)]
@@ -63,26 +63,26 @@ def test_what_is_given_back_can_be_taken_whole_again() -> None:
     assert placement.held("n") == ResourceAmounts()
 
 
-def test_gpu_memory_alone_is_that_part_of_one_device() -> None:
+def test_gpu_memory_alone_takes_that_part_of_one_device() -> None:
     placement = farm(n=[Gpu("small", "T4", 16 * GB), Gpu("large", "A100", 80 * GB)])
     assert placement.take("n", {"gpu_memory": 40 * GB}) == {"large": 0.5}
     assert placement.take("n", {"gpu_memory": 16 * GB}) == {"small": 1.0}
     assert placement.fit({"gpu_memory": 41 * GB}) is None
 
 
-def test_gpu_memory_beside_gpu_is_what_each_device_must_have() -> None:
+def test_gpu_memory_with_gpu_is_the_minimum_of_each_device() -> None:
     placement = farm(n=[Gpu("small", "T4", 16 * GB), Gpu("large", "A100", 80 * GB)])
     assert placement.take("n", {"gpu": 1.0, "gpu_memory": 20 * GB}) == {"large": 1.0}
     assert placement.fit({"gpu": 1.0, "gpu_memory": 20 * GB}) is None
     assert placement.why_never({"gpu": 2.0, "gpu_memory": 20 * GB}) is not None
 
 
-def test_a_trial_that_does_not_care_gets_the_device_with_least_memory() -> None:
+def test_trial_without_a_memory_request_gets_the_device_with_least_memory() -> None:
     placement = farm(n=[Gpu("large", "A100", 80 * GB), Gpu("small", "T4", 16 * GB)])
     assert placement.take("n", {"gpu": 1.0}) == {"small": 1.0}
 
 
-def test_a_model_allows_no_other_devices_and_takes_nothing_itself() -> None:
+def test_gpu_model_request_allows_only_that_model_and_takes_nothing_itself() -> None:
     placement = farm(t=gpus("t", 1, "Tesla T4", 16 * GB), a=gpus("a", 1), none=[])
     request = {"gpu": 1.0, "accelerator_type:A100": 0.001}
     assert placement.fit(request) == "a"
@@ -104,11 +104,11 @@ def test_a_model_allows_no_other_devices_and_takes_nothing_itself() -> None:
         ("", "A100", False),
     ],
 )
-def test_a_model_is_named_by_words_of_it(model: str, wanted: str, *, expected: bool) -> None:
+def test_gpu_model_matches_by_words_of_its_name(model: str, wanted: str, *, expected: bool) -> None:
     assert is_model(model, wanted) is expected
 
 
-def test_gpus_that_a_node_does_not_list_are_taken_one_by_one_too() -> None:
+def test_gpus_that_a_node_does_not_list_are_taken_one_by_one() -> None:
     placement = Placement()
     placement.add_node("n", {"cpu": 8.0, "gpu": 2.0})
     assert placement.take("n", {"gpu": 0.75}) == {"0": 0.75}
@@ -117,7 +117,7 @@ def test_gpus_that_a_node_does_not_list_are_taken_one_by_one_too() -> None:
     assert placement.fit({"gpu_memory": GB}) is None
 
 
-def test_half_a_gpu_is_no_whole_one() -> None:
+def test_half_used_gpu_is_not_taken_as_a_whole_one() -> None:
     placement = Placement()
     placement.add_node("n", {"gpu": 1.5})
     placement.take("n", {"gpu": 1.0})
@@ -125,7 +125,7 @@ def test_half_a_gpu_is_no_whole_one() -> None:
     assert placement.take("n", {"gpu": 0.5}) == {"1": 0.5}
 
 
-def test_who_needs_no_gpu_leaves_nodes_with_gpus_alone_though_they_are_taken() -> None:
+def test_cpu_trial_prefers_nodes_without_gpus_even_if_the_gpus_are_taken() -> None:
     placement = farm(g=gpus("g", 1), c=[])
     placement.take("g", {"cpu": 15.0, "gpu": 1.0})
     assert placement.fit({"cpu": 1.0}) == "c"
@@ -133,7 +133,7 @@ def test_who_needs_no_gpu_leaves_nodes_with_gpus_alone_though_they_are_taken() -
     assert placement.fit({"cpu": 1.0}) == "g"
 
 
-def test_only_what_is_offered_of_a_shared_node_is_taken() -> None:
+def test_placement_on_a_shared_node_takes_only_offered_resources() -> None:
     placement = farm(n=gpus("n", 4))
     placement.offer("n", ResourceAmounts())
     assert placement.fit({"cpu": 1.0}) is None
@@ -147,7 +147,7 @@ def test_only_what_is_offered_of_a_shared_node_is_taken() -> None:
     assert placement.free == {"cpu": 14.0, "gpu": 2.75}
 
 
-def test_nothing_is_placed_where_more_is_held_than_is_offered() -> None:
+def test_node_that_holds_more_than_is_offered_gets_no_trial() -> None:
     placement = farm(n=gpus("n", 4))
     placement.offer("n", ResourceAmounts({"cpu": 8.0, "gpu": 2.0}, {"n-0": 1.0, "n-1": 1.0}))
     first = placement.take("n", {"cpu": 1.0, "gpu": 1.0})
@@ -160,7 +160,7 @@ def test_nothing_is_placed_where_more_is_held_than_is_offered() -> None:
     assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"n-1": 1.0}
 
 
-def test_a_host_that_is_there_holds_its_gpus_whatever_is_offered() -> None:
+def test_running_trial_process_holds_its_gpus_whatever_is_offered() -> None:
     placement = farm(n=gpus("n", 2))
     placement.offer("n", ResourceAmounts())
     placement.hold("n", {"cpu": 1.0, "gpu": 1.0}, {"n-1": 1.0})
@@ -169,7 +169,7 @@ def test_a_host_that_is_there_holds_its_gpus_whatever_is_offered() -> None:
         placement.hold("n", {"gpu": 0.5}, {"n-1": 0.5})
 
 
-def test_a_reserved_node_takes_no_other_request() -> None:
+def test_reserved_node_takes_no_other_request() -> None:
     placement = farm(a=gpus("a", 2), b=gpus("b", 2))
     placement.take("a", {"gpu": 1.0})
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_a_reserved_node_takes_no_other_request() -> None:
     assert placement.fit({"gpu": 1.0}) == "a"
 
 
-def test_a_node_that_could_never_hold_it_is_not_reserved() -> None:
+def test_node_that_could_never_hold_a_request_is_not_reserved_for_it() -> None:
     placement = farm(a=gpus("a", 2), b=[])
     assert placement.reserve({"gpu": 3.0}) is None
     placement.offer("a", ResourceAmounts({"gpu": 1.0}, {"a-0": 1.0}))
@@ -193,7 +193,7 @@ def test_a_node_that_could_never_hold_it_is_not_reserved() -> None:
     assert placement.reserved == []
 
 
-def test_a_placement_that_is_read_again_is_as_it_was() -> None:
+def test_placement_that_is_dumped_and_loaded_is_unchanged() -> None:
     placement = farm(a=gpus("a", 2), b=gpus("b", 2), c=[], d=gpus("d", 1))
     placement.take("a", {"gpu": 0.5})
     placement.offer("b", ResourceAmounts({"cpu": 4.0, "gpu": 1.0}, {"b-1": 1.0}))
@@ -227,7 +227,7 @@ def test_a_placement_that_is_read_again_is_as_it_was() -> None:
         ({"licence": 1.0}, "a trial asks for licence=1, the most that any node has is 0"),
     ],
 )
-def test_a_request_that_can_never_be_met_says_of_what_there_is_too_little(
+def test_gpu_request_that_can_never_be_met_names_the_missing_resource(
     request_: dict[str, float], why: str
 ) -> None:
     placement = farm(a=gpus("a", 2), t=gpus("t", 1, "Tesla T4", 16 * GB))
@@ -235,7 +235,7 @@ def test_a_request_that_can_never_be_met_says_of_what_there_is_too_little(
     assert placement.why_not_now(request_) == why
 
 
-def test_a_request_that_waits_says_what_the_most_free_is_and_the_most_there_is() -> None:
+def test_waiting_request_names_the_most_free_and_the_most_in_total() -> None:
     placement = farm(a=gpus("a", 4), b=gpus("b", 2))
     assert placement.why_not_now({"gpu": 4.0}) is None
     placement.take("a", {"gpu": 0.25})
@@ -253,7 +253,7 @@ def test_a_request_that_waits_says_what_the_most_free_is_and_the_most_there_is()
     assert "cpu=16" in str(placement.why_not_now({"gpu": 0.5, "cpu": 16.0}))
 
 
-def test_what_no_node_has_free_at_once_is_said_so() -> None:
+def test_request_that_no_node_has_free_at_once_is_explained() -> None:
     placement = farm(a=gpus("a", 1), b=gpus("b", 1))
     placement.take("a", {"cpu": 16.0})
     placement.take("b", {"gpu": 1.0})
@@ -262,7 +262,7 @@ def test_what_no_node_has_free_at_once_is_said_so() -> None:
     )
 
 
-def test_what_a_node_could_hold_is_asked_with_its_gpus() -> None:
+def test_could_hold_considers_the_gpus_of_a_node() -> None:
     devices = tuple(gpus("n", 2))
     node = NodeJoined("a", "a", "a", "127.0.0.1", {"cpu": 2.0})
     with_gpus = replace(node, gpus=devices)

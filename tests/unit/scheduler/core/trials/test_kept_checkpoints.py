@@ -61,7 +61,7 @@ class Trial:
 
 
 @pytest.mark.parity(104)
-def test_the_newest_is_the_one_that_came_last_whatever_its_step() -> None:
+def test_newest_checkpoint_is_the_last_added_whatever_its_step() -> None:
     trial = Trial(num_to_keep=1)
     trial.commit("late", 9)
     trial.commit("exploited", 4)
@@ -71,7 +71,7 @@ def test_the_newest_is_the_one_that_came_last_whatever_its_step() -> None:
 
 @pytest.mark.parity(107, 110)
 @pytest.mark.parametrize(("higher_is_better", "best"), [(True, "c"), (False, "a")])
-def test_of_equally_good_ones_the_newer_is_kept(higher_is_better: bool, best: str) -> None:
+def test_newer_of_equally_good_checkpoints_is_kept(higher_is_better: bool, best: str) -> None:
     trial = Trial(num_to_keep=1, score_attribute="acc", higher_is_better=higher_is_better)
     for step, (key, score) in enumerate([("old", 2.0), ("c", 2.0), ("a", 1.0), ("z", 1.5)]):
         trial.commit(key, step, acc=score)
@@ -80,7 +80,7 @@ def test_of_equally_good_ones_the_newer_is_kept(higher_is_better: bool, best: st
 
 @pytest.mark.parity(109)
 @pytest.mark.parametrize("metrics", [{}, {"acc": math.nan}])
-def test_one_without_its_score_is_kept_as_the_newest_only(metrics: dict[str, float]) -> None:
+def test_checkpoint_without_a_score_is_kept_only_as_the_newest(metrics: dict[str, float]) -> None:
     trial = Trial(num_to_keep=1, score_attribute="acc")
     trial.commit("scored", 1, acc=-5.0)
     assert trial.commit("unscored", 2, **metrics) == []
@@ -89,7 +89,7 @@ def test_one_without_its_score_is_kept_as_the_newest_only(metrics: dict[str, flo
 
 
 @pytest.mark.parity(114)
-def test_what_is_written_and_not_committed_is_neither_dropped_nor_counted() -> None:
+def test_uncommitted_checkpoint_is_neither_dropped_nor_counted() -> None:
     trial = Trial(num_to_keep=1)
     trial.commit("a", 1)
     for step in (2, 3, 4):
@@ -100,7 +100,7 @@ def test_what_is_written_and_not_committed_is_neither_dropped_nor_counted() -> N
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(("a", "b", "c"))))
-def test_what_is_kept_in_the_end_does_not_depend_on_when_uploads_end(order: tuple[str]) -> None:
+def test_kept_checkpoints_do_not_depend_on_the_order_of_uploads(order: tuple[str]) -> None:
     trial = Trial(num_to_keep=1, score_attribute="acc")
     for step, (key, score) in enumerate([("a", 1.0), ("b", 3.0), ("c", 2.0)], start=1):
         trial.write(key, step, acc=score)
@@ -110,7 +110,7 @@ def test_what_is_kept_in_the_end_does_not_depend_on_when_uploads_end(order: tupl
 
 
 @pytest.mark.parity(103)
-def test_a_host_on_the_node_that_wrote_it_may_continue_from_what_is_not_committed() -> None:
+def test_trial_process_on_the_same_node_may_resume_from_an_uncommitted_checkpoint() -> None:
     trial = Trial()
     trial.write("a", 1)
     trial.commit("a", 1)
@@ -121,7 +121,7 @@ def test_a_host_on_the_node_that_wrote_it_may_continue_from_what_is_not_committe
     assert trial.kept.node == NODE
 
 
-def test_so_many_of_the_newest_are_candidates_and_no_more() -> None:
+def test_resume_candidates_are_limited_to_the_newest() -> None:
     trial = Trial()
     for step in range(20):
         trial.commit(f"c{step}", step)
@@ -129,7 +129,7 @@ def test_so_many_of_the_newest_are_candidates_and_no_more() -> None:
     assert [ref.step for ref in refs] == list(range(19, 19 - MOST_CANDIDATES, -1))
 
 
-def test_one_that_is_lost_or_damaged_is_no_candidate() -> None:
+def test_lost_or_damaged_checkpoint_is_no_resume_candidate() -> None:
     trial = Trial()
     trial.write("a", 1)
     trial.write("b", 2)

@@ -50,7 +50,7 @@ def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parity(68, 172)
-def test_a_trial_is_paused_with_a_reason_and_continues_in_a_new_attempt() -> None:
+def test_loop_pauses_a_trial_with_a_reason_and_resumes_it_in_a_new_attempt() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=1)
     assert ("start", "t_00000", 2) in paused_once(loop)
     (decided,) = [
@@ -63,21 +63,21 @@ def test_a_trial_is_paused_with_a_reason_and_continues_in_a_new_attempt() -> Non
 
 
 @pytest.mark.parity(68)
-def test_a_new_trial_gets_the_slot_of_one_that_is_paused() -> None:
+def test_loop_gives_the_slot_of_a_paused_trial_to_a_new_one() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=2)
     loop.loop.algorithms.scheduler.may_continue = False
     assert ("start", "t_00001", 1) in paused_once(loop)
     assert loop.loop.trials["t_00000"].status == "PAUSED"
 
 
-def test_a_search_whose_paused_trials_are_never_chosen_ends_and_says_so() -> None:
+def test_loop_whose_paused_trials_are_never_chosen_ends_with_the_reason() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=1)
     loop.loop.algorithms.scheduler.may_continue = False
     with pytest.raises(SearchFailed, match=r"all 1 trials .* are PAUSED, and PausesAtOne lets"):
         paused_once(loop)
 
 
-def test_a_paused_trial_that_is_stopped_is_told_as_removed() -> None:
+def test_stopped_paused_trial_is_removed_from_the_scheduler() -> None:
     scheduler = PausesAtOne()
     loop = Loop(scheduler=scheduler, trials=2)
     scheduler.may_continue = False
@@ -90,7 +90,7 @@ def test_a_paused_trial_that_is_stopped_is_told_as_removed() -> None:
 # --- the store ------------------------------------------------------------------------------------
 
 
-def test_that_a_trial_waits_for_the_store_is_told_after_the_journal_has_it() -> None:
+def test_wait_for_the_store_is_reported_after_it_is_journalled() -> None:
     loop = Loop()
     loop.turn(NODE)
     log = loop.batch(1, started(), m.TrialWaits("t_00000", 1, "save", "connection refused"))
@@ -101,7 +101,7 @@ def test_that_a_trial_waits_for_the_store_is_told_after_the_journal_has_it() -> 
 
 
 @pytest.mark.parity(103)
-def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() -> None:
+def test_damaged_checkpoint_is_reported_with_the_one_taken_instead() -> None:
     loop = Loop()
     loop.turn(NODE)
     damaged = m.CheckpointDamaged("t_00000", 1, "a/checkpoint_1-2", "one bit.", "a/checkpoint_1-1")
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() 
     assert loop.loop.has_leftovers
 
 
-def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> None:
+def test_lost_checkpoint_is_reported_and_its_remains_are_deleted() -> None:
     loop = Loop()
     loop.turn(NODE)
     written = m.CheckpointWritten("t_00000", 1, 1, 1, "a/checkpoint_1-1", "0" * 64, 10)
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> No
     assert "the store was away" in told
 
 
-def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
+def test_expired_checkpoint_is_deleted_after_it_is_journalled() -> None:
     loop = Loop()
     loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, keep=RetentionPolicy(num_to_keep=1))
     loop.turn(NODE)
@@ -138,13 +138,13 @@ def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
     assert log[0][0] == "journal"
 
 
-def test_the_search_continues_with_new_configurations_before_it_resumes_what_was_paused() -> None:
+def test_loop_starts_new_configurations_before_it_resumes_paused_trials() -> None:
     loop = Loop(scheduler=PausesAtOne(), trials=2)
     assert ("start", "t_00001", 1) in paused_once(loop)
 
 
 @pytest.mark.parity(105)
-def test_a_trial_that_is_made_to_forget_its_checkpoints_begins_afresh() -> None:
+def test_trial_made_to_forget_its_checkpoints_begins_anew() -> None:
     loop = Loop()
     loop.turn(NODE)
     committed = m.CheckpointCommitted("t_00000", 1, 1, 1, "a/checkpoint_1-1", "0" * 64, 10)

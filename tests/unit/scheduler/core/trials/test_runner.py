@@ -15,7 +15,7 @@ from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.conditions import Condition
 
 
-def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room() -> None:
+def test_chosen_trial_starts_its_next_attempt_on_the_node_with_room() -> None:
     story = Story()
     order = story.start("a", TO_THE_END)
     assert (order.trial, order.attempt, order.instance_id, order.run_until) == ("a", 1, NODE, ())
@@ -24,7 +24,7 @@ def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room
 
 
 @pytest.mark.parity(68, 129)
-def test_without_a_declared_horizon_every_result_is_due() -> None:
+def test_trial_without_a_horizon_has_every_result_reviewed() -> None:
     story = Story()
     assert story.start("a").run_until == (Condition("training_iteration", 1),)
     assert story.runner.review(result("a", 1)) is ResultReview.DUE
@@ -34,7 +34,7 @@ def test_without_a_declared_horizon_every_result_is_due() -> None:
     assert go_on.run_until == (Condition("training_iteration", 2),)
 
 
-def test_results_before_the_horizon_are_recorded_and_nothing_is_ordered() -> None:
+def test_results_before_the_horizon_are_recorded_without_an_order() -> None:
     story = Story()
     story.start("a", m.HorizonSet("a", (Condition("training_iteration", 3),)))
     assert story.runner.review(result("a", 2)) is ResultReview.BEFORE_HORIZON
@@ -43,7 +43,7 @@ def test_results_before_the_horizon_are_recorded_and_nothing_is_ordered() -> Non
     assert kinds(story.report("a", 3)) == ["NotifyResult", "ContinueTrial"]
 
 
-def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever() -> None:
+def test_horizon_that_is_already_reached_does_not_block_the_trial() -> None:
     story = Story()
     story.start("a")
     _, order = story.report("a", 5, m.HorizonSet("a", (Condition("training_iteration", 4),)))
@@ -52,7 +52,7 @@ def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever()
 
 
 @pytest.mark.parity(67, 68, 74)
-def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped() -> None:
+def test_stop_decision_ends_the_trial_and_drops_later_results() -> None:
     story = Story()
     story.start("a")
     commands = story.report("a", 1, m.DecisionMade("a", 1, m.STOP, "too slow"))
@@ -67,7 +67,7 @@ def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped()
 
 
 @pytest.mark.parity(53, 128)
-def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
+def test_slot_is_freed_only_when_the_trial_process_is_gone() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
     story.report("a", 1, done=True)
@@ -79,7 +79,7 @@ def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
 
 
 @pytest.mark.parity(65, 175)
-def test_a_result_that_says_done_is_the_last_and_the_end_follows_when_all_is_kept() -> None:
+def test_result_with_done_is_the_last_and_the_trial_ends_when_all_is_saved() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     assert story.report("a", 1, done=True) == [
@@ -90,7 +90,7 @@ def test_a_result_that_says_done_is_the_last_and_the_end_follows_when_all_is_kep
     assert story.finish("a") == []
 
 
-def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
+def test_final_save_that_fails_is_a_failure_of_the_trial() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1, done=True)
@@ -98,7 +98,7 @@ def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
     assert story.runner.live["a"].status == "ERROR"
 
 
-def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> None:
+def test_trial_that_could_not_save_its_final_checkpoint_is_retried() -> None:
     story = Story(max_storage_failures=1)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -111,7 +111,7 @@ def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> No
     assert kinds(story.finish("a", attempt=2)) == ["NotifyTrialEnd"]
 
 
-def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
+def test_requested_stop_records_the_trials_remaining_results() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -123,7 +123,7 @@ def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
     assert story.runner.summary("a").checkpoints[-1].step == 2
 
 
-def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
+def test_stop_is_ordered_once_and_ignores_a_failure_meanwhile() -> None:
     story = Story()
     story.start("a")
     story.tell(m.StopRequested("a", "enough"))
@@ -133,7 +133,7 @@ def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
     assert story.runner.live["a"].status == "TERMINATED"
 
 
-def test_a_trial_that_is_being_stopped_ends_with_its_node() -> None:
+def test_trial_being_stopped_ends_with_its_node() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.tell(m.StopRequested(None, "enough"))
@@ -142,7 +142,7 @@ def test_a_trial_that_is_being_stopped_ends_with_its_node() -> None:
 
 
 @pytest.mark.parity(32, 67, 182)
-def test_a_function_that_returns_without_done_ends_with_its_last_result() -> None:
+def test_function_that_returns_without_done_ends_with_its_last_result() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1, loss=0.5)
@@ -155,7 +155,7 @@ def test_a_function_that_returns_without_done_ends_with_its_last_result() -> Non
 
 
 @pytest.mark.parity(70)
-def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
+def test_dead_trial_process_is_an_error_when_no_failure_is_allowed() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     failure, end = story.die("a")
@@ -167,7 +167,7 @@ def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
 
 
 @pytest.mark.parity(70, 127)
-def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
+def test_dead_trial_process_is_restarted_from_the_last_checkpoint() -> None:
     story = Story(max_failures=1)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -180,7 +180,7 @@ def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
     assert order.last_step == 2
 
 
-def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
+def test_repeated_steps_are_counted_and_not_reported() -> None:
     story = Story(max_failures=1)
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -194,7 +194,7 @@ def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
     assert story.runner.repeated == 2
 
 
-def test_what_an_older_attempt_says_changes_nothing() -> None:
+def test_events_of_an_older_attempt_change_nothing() -> None:
     story = Story(max_failures=1)
     story.start("a", TO_THE_END)
     story.die("a")
@@ -209,9 +209,7 @@ def test_what_an_older_attempt_says_changes_nothing() -> None:
 
 
 @pytest.mark.parity(95)
-def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing_new_comes() -> (
-    None
-):
+def test_first_retry_is_immediate_and_later_ones_wait_longer_without_a_new_result() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     waits = []
@@ -228,7 +226,7 @@ def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing
 
 
 @pytest.mark.parity(71)
-def test_a_trial_that_waits_before_its_next_try_is_not_offered_before_its_time() -> None:
+def test_trial_that_waits_for_its_retry_is_not_runnable_before_its_time() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     for attempt in (1, 2):
@@ -242,7 +240,7 @@ def test_a_trial_that_waits_before_its_next_try_is_not_offered_before_its_time()
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
 
 
-def test_fail_fast_stops_the_others() -> None:
+def test_fail_fast_stops_the_other_trials() -> None:
     story = Story(fail_fast=True)
     story.start("a", TO_THE_END)
     story.start("b", TO_THE_END)
@@ -253,7 +251,7 @@ def test_fail_fast_stops_the_others() -> None:
 
 
 @pytest.mark.parity(71, 141)
-def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure() -> None:
+def test_lost_node_gives_its_trials_back_without_a_failure() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -266,7 +264,7 @@ def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure()
 
 
 @pytest.mark.parity(74)
-def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
+def test_stopped_experiment_stops_running_and_waiting_trials() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
     story.add("b")
@@ -277,7 +275,7 @@ def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
     assert story.runner.is_finished
 
 
-def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
+def test_interrupted_search_leaves_its_trials_resumable() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
     assert story.tell(m.RunInterrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
@@ -288,7 +286,7 @@ def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
 
 
 @pytest.mark.parity(107, 108)
-def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted() -> None:
+def test_runner_keeps_the_best_and_newest_checkpoints_and_deletes_the_others() -> None:
     story = Story(keep=RetentionPolicy(num_to_keep=1, score_attribute="acc"))
     story.start("a", TO_THE_END)
     deleted = []
@@ -300,7 +298,7 @@ def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted
     assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["k2", "k4"]
 
 
-def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
+def test_checkpoint_of_no_trial_of_this_search_is_busy() -> None:
     story = Story()
     story.start("2f1ab_00000", TO_THE_END)
     for kept in (1, 2):
@@ -316,7 +314,7 @@ def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
     assert story.runner.is_busy(f"{other}/checkpoint_1-1")
 
 
-def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
+def test_checkpoint_of_a_dropped_result_is_deleted() -> None:
     story = Story()
     story.start("a")
     story.report("a", 1, m.DecisionMade("a", 1, m.STOP, "enough"))
@@ -328,7 +326,7 @@ def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
 
 
 @pytest.mark.parity(60)
-def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
+def test_configuration_is_wanted_only_while_a_slot_is_free() -> None:
     story = Story(cpus=2.0, request={"cpu": 1.0})
     assert story.runner.wants_config()
     story.start("a")
@@ -341,14 +339,14 @@ def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
 
 
 @pytest.mark.parity(138)
-def test_no_more_configurations_are_wanted_than_may_run_at_once() -> None:
+def test_configurations_are_wanted_up_to_the_number_that_may_run_at_once() -> None:
     story = Story(cpus=8.0, max_concurrent=1)
     story.start("a")
     assert not story.runner.wants_config()
 
 
 @pytest.mark.parity(80)
-def test_an_illegal_transition_tells_the_story_of_the_trial() -> None:
+def test_illegal_transition_shows_the_history_of_the_trial() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     trial = story.runner.live["a"]
@@ -359,7 +357,7 @@ def test_an_illegal_transition_tells_the_story_of_the_trial() -> None:
     assert "step=7" in str(caught.value)
 
 
-def test_a_host_that_goes_without_a_word_is_our_defect_and_said_so() -> None:
+def test_trial_process_that_ends_without_an_event_is_reported_as_a_tunemq_bug() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     with pytest.raises(BugError, match="nothing said how it ended"):
@@ -367,7 +365,7 @@ def test_a_host_that_goes_without_a_word_is_our_defect_and_said_so() -> None:
 
 
 @pytest.mark.parity(123, 180)
-def test_replaying_everything_gives_the_same_state() -> None:
+def test_replay_of_all_events_gives_the_same_state() -> None:
     story = Story(max_failures=1, keep=RetentionPolicy(num_to_keep=2))
     story.start("a", TO_THE_END)
     story.start("b")
@@ -385,7 +383,7 @@ def test_replaying_everything_gives_the_same_state() -> None:
     assert comparable(again) != comparable(story.runner)
 
 
-def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_search() -> None:
+def test_trial_that_waits_for_its_retry_keeps_no_slot_from_the_search() -> None:
     story = Story(max_failures=-1, request={"cpu": 1.0})
     story.start("a", TO_THE_END)
     for attempt in (1, 2):
@@ -400,7 +398,7 @@ def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_sear
     assert not story.runner.wants_config()
 
 
-def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() -> None:
+def test_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() -> None:
     story = Story(max_failures=1, keep=RetentionPolicy(num_to_keep=1, score_attribute="acc"))
     story.start("a", TO_THE_END)
     story.report("a", 1, acc=0.1)
@@ -418,7 +416,7 @@ def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() ->
     assert kept == ["better", "newest"]
 
 
-def test_a_trial_may_be_tried_again_thousands_of_times() -> None:
+def test_trial_can_be_retried_thousands_of_times() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     for attempt in range(1, 1500):

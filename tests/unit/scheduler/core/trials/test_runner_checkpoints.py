@@ -40,7 +40,7 @@ def deleted(commands: list[c.Command]) -> list[str]:
 
 
 @pytest.mark.parity(114)
-def test_a_written_checkpoint_is_recorded_when_it_is_committed() -> None:
+def test_written_checkpoint_is_recorded_when_it_is_committed() -> None:
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
@@ -50,9 +50,7 @@ def test_a_written_checkpoint_is_recorded_when_it_is_committed() -> None:
     assert (kept(story), story.runner.uploading) == (["a/1-1"], 0)
 
 
-def test_on_its_node_a_trial_continues_from_the_written_one_elsewhere_from_a_committed_one() -> (
-    None
-):
+def test_trial_resumes_from_a_written_checkpoint_on_its_node_or_a_committed_one_elsewhere() -> None:
     story = running()
     story.die("a")
     story.free("a")
@@ -72,7 +70,7 @@ def test_on_its_node_a_trial_continues_from_the_written_one_elsewhere_from_a_com
     assert (second.instance_id, refs(second)) == (OTHER, ["a/1-1"])
 
 
-def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_for() -> None:
+def test_node_with_the_newest_checkpoint_is_preferred_and_never_waited_for() -> None:
     story = running()
     story.join(OTHER, cpus=1.0)  # this node fits more tightly
     story.die("a")
@@ -87,7 +85,7 @@ def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_f
     assert story.choose("a").instance_id == OTHER
 
 
-def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
+def test_commit_counts_in_any_state_of_its_trial() -> None:
     story = running()
     story.die("a")
     story.free("a")
@@ -96,7 +94,7 @@ def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
     assert kept(story) == ["a/1-1", "a/1-2"]
 
 
-def test_what_older_attempts_write_is_removed_once_it_is_in_the_store() -> None:
+def test_checkpoint_of_an_older_attempt_is_deleted_once_it_is_in_the_store() -> None:
     story = running()
     story.die("a")
     story.choose("a")  # its first trial process has not ended
@@ -109,7 +107,7 @@ def test_what_older_attempts_write_is_removed_once_it_is_in_the_store() -> None:
     assert deleted(story.commit("a", 2)) == ["a/1-3"], "an upload might still refer to it"
 
 
-def test_a_trial_is_with_the_living_until_its_uploads_are_settled() -> None:
+def test_trial_stays_live_until_its_uploads_are_settled() -> None:
     story = running()
     story.tell(m.SearchExhausted())
     story.report("a", 3, done=True)
@@ -121,7 +119,7 @@ def test_a_trial_is_with_the_living_until_its_uploads_are_settled() -> None:
     assert kept(story) == ["a/1-1", "a/1-2"]
 
 
-def test_an_interrupted_search_waits_for_uploads_too() -> None:
+def test_interrupted_search_waits_for_uploads() -> None:
     story = running()
     story.tell(m.RunInterrupted("Ctrl-C"))
     story.free("a")
@@ -130,7 +128,7 @@ def test_an_interrupted_search_waits_for_uploads_too() -> None:
     assert story.runner.is_finished
 
 
-def test_a_lost_checkpoint_is_forgotten_and_what_came_of_it_is_removed() -> None:
+def test_lost_checkpoint_is_forgotten_and_its_objects_are_deleted() -> None:
     story = running()
     assert deleted(story.give_up("a", 2)) == ["a/1-2"]
     story.fail("a")
@@ -138,7 +136,7 @@ def test_a_lost_checkpoint_is_forgotten_and_what_came_of_it_is_removed() -> None
     assert refs(story.choose("a")) == ["a/1-1"]
 
 
-def test_a_dead_node_takes_what_only_it_had() -> None:
+def test_dead_node_loses_its_uncommitted_checkpoints() -> None:
     story = running()
     story.join(OTHER)
     commands = story.lose(is_dead=True)
@@ -148,7 +146,7 @@ def test_a_dead_node_takes_what_only_it_had() -> None:
     assert refs(story.choose("a")) == ["a/1-1"]
 
 
-def test_a_trial_that_is_over_is_forgotten_when_the_node_with_its_last_upload_is_dead() -> None:
+def test_ended_trial_is_archived_when_the_node_with_its_last_upload_is_dead() -> None:
     story = running()
     story.report("a", 3, done=True)
     story.finish("a")
@@ -159,7 +157,7 @@ def test_a_trial_that_is_over_is_forgotten_when_the_node_with_its_last_upload_is
 
 
 @pytest.mark.parity(103, 135)
-def test_a_damaged_checkpoint_is_never_tried_again() -> None:
+def test_damaged_checkpoint_is_never_restored_again() -> None:
     story = running()
     story.commit("a", 2)
     story.die("a")
@@ -174,7 +172,7 @@ def test_a_damaged_checkpoint_is_never_tried_again() -> None:
     assert refs(story.choose("a")) == ["a/1-1"]
 
 
-def test_a_damaged_one_that_is_not_committed_is_waited_for_and_removed() -> None:
+def test_damaged_uncommitted_checkpoint_is_waited_for_and_deleted() -> None:
     story = running()
     story.die("a")
     story.free("a")
@@ -215,7 +213,7 @@ def test_runner_with_all_checkpoints_damaged_ends_the_trial_in_error() -> None:
     assert "restart_errored" in classify(trial.failure).fix
 
 
-def test_runner_with_a_host_that_dies_on_damaged_checkpoints_does_not_begin_from_nothing() -> None:
+def test_runner_with_a_process_that_dies_on_damaged_checkpoints_does_not_start_anew() -> None:
     story = with_two_committed()
     story.choose("a")
     story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
@@ -227,7 +225,7 @@ def test_runner_with_a_host_that_dies_on_damaged_checkpoints_does_not_begin_from
     assert story.runner.summary("a").status == "ERROR"
 
 
-def test_runner_with_a_store_that_was_away_tries_to_restore_again() -> None:
+def test_runner_with_a_store_that_was_unreachable_retries_the_restore() -> None:
     story = with_two_committed()
     story.choose("a")
     story.tell(m.TrialFailed("a", 2, "restore", "the store does not answer", "", 0.0))
@@ -258,7 +256,7 @@ def test_runner_with_the_only_committed_checkpoint_damaged_keeps_it_while_anothe
     ]
 
 
-def test_runner_with_its_own_checkpoints_damaged_begins_from_the_one_the_user_gave() -> None:
+def test_runner_with_all_trial_checkpoints_damaged_begins_from_the_users_one() -> None:
     given = m.CheckpointRef("given", "hash", 0)
     story = with_two_committed(restore=(given,))
     assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1", "given"]
@@ -266,7 +264,7 @@ def test_runner_with_its_own_checkpoints_damaged_begins_from_the_one_the_user_ga
 
 
 @pytest.mark.parity(108)
-def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> None:
+def test_restore_checkpoint_of_a_trial_process_stays_until_it_has_committed() -> None:
     story = running(keep=RetentionPolicy(num_to_keep=1))
     story.commit("a", 2)
     assert kept(story) == ["a/1-2"]
@@ -280,7 +278,7 @@ def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> N
     assert commands[1] == c.DeleteCheckpoint("a", "a/1-2", ("weights",))
 
 
-def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed() -> None:
+def test_base_of_an_upload_in_flight_stays_though_a_later_process_has_committed() -> None:
     story = running(keep=RetentionPolicy(num_to_keep=1))
     story.die("a")
     story.free("a")
@@ -302,7 +300,7 @@ def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed
     ]
 
 
-def test_a_manifest_that_refers_to_what_nobody_kept_for_it_is_refused() -> None:
+def test_manifest_that_refers_to_an_unpinned_checkpoint_is_rejected() -> None:
     story = running()
     commands = story.commit("a", 2, "a/0-7/weights")
     assert commands == [c.DeleteCheckpoint("a", "a/1-2")]
@@ -310,7 +308,7 @@ def test_a_manifest_that_refers_to_what_nobody_kept_for_it_is_refused() -> None:
 
 
 @pytest.mark.parity(113)
-def test_what_every_trial_begins_from_is_never_removed() -> None:
+def test_checkpoint_that_all_trials_start_from_is_never_deleted() -> None:
     ref = m.CheckpointRef("restored/checkpoint_0-000001", "hash", 7)
     story = Story(restore=(ref,), keep=RetentionPolicy(num_to_keep=1), max_failures=-1)
     assert story.start("a", TO_THE_END).restore == (ref,)
@@ -327,7 +325,7 @@ def test_what_every_trial_begins_from_is_never_removed() -> None:
 
 
 @pytest.mark.parity(105)
-def test_a_trial_knows_whether_it_has_a_checkpoint_and_can_be_made_to_forget_it() -> None:
+def test_trial_view_states_whether_it_has_a_checkpoint_and_can_forget_it() -> None:
     story = running()
     trial = story.runner.live["a"]
     assert trial.has_checkpoint
@@ -340,7 +338,7 @@ def test_a_trial_knows_whether_it_has_a_checkpoint_and_can_be_made_to_forget_it(
 
 
 @pytest.mark.parity(97)
-def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
+def test_trial_view_states_whether_it_is_being_saved_or_restored() -> None:
     story = running()
     trial = story.runner.live["a"]
     assert (trial.is_saving, trial.is_restoring) == (True, False)
@@ -360,7 +358,7 @@ def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
     assert not trial.is_restoring
 
 
-def test_where_there_is_a_limit_for_all_trials_those_that_have_ended_keep_the_best() -> None:
+def test_experiment_limit_keeps_the_best_checkpoints_of_ended_trials() -> None:
     keep = RetentionPolicy(score_attribute="acc", in_experiment=2)
     story = Story(cpus=8.0, keep=keep)
     gone: list[list[str]] = []
@@ -390,7 +388,7 @@ def test_over_the_quota_a_live_trial_keeps_its_newest_and_the_experiment_its_bes
     assert kept(story) == ["a/1-2", "a/1-4"]
 
 
-def test_who_may_still_write_a_key_and_what_is_kept_are_told_apart_from_rubbish() -> None:
+def test_checkpoint_that_is_kept_or_may_be_written_is_busy_and_a_leftover_is_not() -> None:
     story = running()
     assert story.runner.is_busy("train_a/checkpoint_1-000003")
     assert story.runner.is_busy("train_b/checkpoint_1-000003"), "it is of no trial of ours"
@@ -406,7 +404,7 @@ def test_who_may_still_write_a_key_and_what_is_kept_are_told_apart_from_rubbish(
 
 
 @pytest.mark.parity(118, 119, 120)
-def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_node_is_gone() -> None:
+def test_trial_loaded_in_mid_restore_is_unchanged_and_waits_when_its_node_is_gone() -> None:
     story = running()
     story.die("a")
     story.free("a")
@@ -426,7 +424,7 @@ def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_nod
 
 
 @pytest.mark.parity(112)
-def test_a_checkpoint_that_is_committed_twice_is_not_removed_as_its_own_predecessor() -> None:
+def test_checkpoint_committed_twice_is_not_deleted_as_its_own_predecessor() -> None:
     story = running(keep=RetentionPolicy(num_to_keep=1))
     assert deleted(story.commit("a", 2)) == ["a/1-1"]
     assert deleted(story.commit("a", 2)) == []

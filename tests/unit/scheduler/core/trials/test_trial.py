@@ -41,14 +41,14 @@ def new_trial() -> Trial:
 
 
 @pytest.mark.parity(80, 82)
-def test_a_trial_begins_as_pending() -> None:
+def test_new_trial_is_pending() -> None:
     trial = new_trial()
     assert (trial.status, trial.is_finished, trial.last_step) == ("PENDING", False, 0)
 
 
 @pytest.mark.parity(80)
 @pytest.mark.parametrize(("start", "finish"), list(itertools.product(STATES, STATES)))
-def test_only_the_listed_transitions_are_made(start: str, finish: str) -> None:
+def test_trial_makes_only_the_listed_transitions(start: str, finish: str) -> None:
     trial = new_trial()
     trial.status = start
     if (start, finish) in LEGAL:
@@ -62,7 +62,7 @@ def test_only_the_listed_transitions_are_made(start: str, finish: str) -> None:
 
 
 @pytest.mark.parity(84)
-def test_an_id_is_given_to_one_trial_only() -> None:
+def test_trial_id_is_given_to_one_trial_only() -> None:
     runner = TrialRunner(RunnerSettings())
     suggested = m.ConfigSuggested(0, "a", b"", "", {"cpu": 1.0})
     runner.handle(suggested)

@@ -115,14 +115,14 @@ class Looks:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_order_is_that_of_waiting_whoever_stands_in_which_line(seed: int) -> None:
+def test_waiting_queue_has_the_order_of_a_scan_of_all_trials(seed: int) -> None:
     model = Model(seed)
     for _ in range(150):
         model.step()
         model.check()
 
 
-def test_how_long_lines_were_passed_over_is_kept_apart_by_the_nodes_that_they_shun() -> None:
+def test_waiting_queue_counts_passes_separately_by_excluded_nodes() -> None:
     def looked_after(queue: WaitingTrials, times: int) -> list[str]:
         found: list[str] = []
         for _ in range(times):
@@ -141,7 +141,7 @@ def test_how_long_lines_were_passed_over_is_kept_apart_by_the_nodes_that_they_sh
     assert looked_after(queue, 1) == looked_after(again, 1) == ["b"]
 
 
-def test_trials_that_come_and_go_leave_nothing_behind() -> None:
+def test_waiting_queue_keeps_nothing_of_trials_that_left() -> None:
     queue = WaitingTrials(lambda _one: False)
     one, other = trial("a"), trial("b")
     one.fell_with = ["n"]

@@ -58,7 +58,7 @@ def log(trial: FakeTrial, *results: dict) -> JsonLoggerCallback:
 
 
 @pytest.mark.parity(174)
-def test_each_result_is_one_line_that_holds_everything(trial):
+def test_json_logger_writes_each_result_as_one_complete_line(trial):
     results = [trial.result(1, loss=0.5, eval={"f1": 0.25}), trial.result(2, loss=0.25)]
     log(trial, *results)
     assert lines_of(trial) == results
@@ -66,20 +66,20 @@ def test_each_result_is_one_line_that_holds_everything(trial):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("nested", [False, True])
-def test_nan_and_infinities_are_read_back_as_what_they_were(trial, value, nested):
+def test_json_logger_nan_and_infinities_are_read_back_unchanged(trial, value, nested):
     log(trial, trial.result(1, loss={"inner": [value]} if nested else value, name="null"))
     read = lines_of(trial)[0]["loss"]
     read = read["inner"][0] if nested else read
     assert math.isnan(read) if math.isnan(value) else read == value
 
 
-def test_none_stays_none_beside_a_nan(trial):
+def test_json_logger_none_stays_none_beside_a_nan(trial):
     log(trial, trial.result(1, loss=math.nan, note=None))
     assert lines_of(trial)[0]["note"] is None
 
 
 @pytest.mark.parity(174)
-def test_the_configuration_is_kept_as_json_and_as_a_pickle(tmp_path):
+def test_json_logger_writes_the_configuration_as_json_and_as_a_pickle(tmp_path):
     trial = FakeTrial(0, tmp_path, lr=0.1, layers=[1, 2], nan=math.nan, none=None)
     log(trial)
     text = Path(trial.local_path, "params.json").read_text()
@@ -90,7 +90,7 @@ def test_the_configuration_is_kept_as_json_and_as_a_pickle(tmp_path):
     assert pickled["layers"] == [1, 2]
 
 
-def test_what_json_cannot_hold_is_written_as_its_repr(tmp_path):
+def test_json_logger_writes_other_values_as_their_repr(tmp_path):
     trial = FakeTrial(0, tmp_path, act=math.sqrt, sizes={1}, pair={(1, 2): "x"}, np=np.float32(2))
     log(trial, trial.result(1, loss=1.0))
     read = json.loads(Path(trial.local_path, "params.json").read_text())
@@ -98,7 +98,7 @@ def test_what_json_cannot_hold_is_written_as_its_repr(tmp_path):
     assert lines_of(trial)[0]["config"] == read
 
 
-def test_a_configuration_that_cannot_be_pickled_leaves_out_the_pickle_only(tmp_path, caplog):
+def test_json_logger_with_an_unpicklable_configuration_leaves_out_the_pickle_only(tmp_path, caplog):
     trial = FakeTrial(0, tmp_path, stream=sys.stdout)
     log(trial, trial.result(1))
     assert not Path(trial.local_path, "params.pkl").exists()
@@ -106,7 +106,7 @@ def test_a_configuration_that_cannot_be_pickled_leaves_out_the_pickle_only(tmp_p
     assert len(lines_of(trial)) == 1
 
 
-def test_a_configuration_that_changes_is_written_anew(trial):
+def test_json_logger_writes_a_changed_configuration_anew(trial):
     logger = JsonLoggerCallback()
     logger.on_trial_start(0, [trial], trial)
     trial.config = {"lr": 0.2}
@@ -118,7 +118,7 @@ def test_a_configuration_that_changes_is_written_anew(trial):
 
 
 @pytest.mark.parity(132)
-def test_results_are_held_back_until_the_turn_of_the_loop_ends(trial):
+def test_json_logger_buffers_results_until_the_turn_ends(trial):
     logger = JsonLoggerCallback()
     logger.on_trial_result(0, [trial], trial, trial.result(1))
     assert not Path(trial.local_path, "result.json").exists()
@@ -127,7 +127,7 @@ def test_results_are_held_back_until_the_turn_of_the_loop_ends(trial):
     logger.on_experiment_end([trial])
 
 
-def test_many_results_in_one_turn_are_not_all_held_in_memory(trial):
+def test_json_logger_with_many_results_in_a_turn_bounds_its_buffer(trial):
     logger = JsonLoggerCallback()
     for step in range(500):
         logger.on_trial_result(0, [trial], trial, trial.result(step, text="x" * 1000))
@@ -137,7 +137,7 @@ def test_many_results_in_one_turn_are_not_all_held_in_memory(trial):
 
 
 @pytest.mark.parity(91)
-def test_a_restarted_trial_appends_and_a_torn_line_is_cut(trial):
+def test_json_logger_of_a_restarted_trial_cuts_a_torn_line_and_appends(trial):
     log(trial, trial.result(1))
     with Path(trial.local_path, "result.json").open("ab") as file:
         file.write(b'{"training_iteration": 2, "lo')
@@ -145,7 +145,7 @@ def test_a_restarted_trial_appends_and_a_torn_line_is_cut(trial):
     assert [line["training_iteration"] for line in lines_of(trial)] == [1, 2]
 
 
-def test_a_file_of_one_torn_line_is_emptied(tmp_path):
+def test_json_logger_empties_a_file_of_one_torn_line(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x" * 3_000_000)
     files = AppendedFiles()
@@ -155,7 +155,7 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path):
 
 
 @pytest.mark.parity(91)
-def test_few_files_are_open_however_many_trials_run(tmp_path, monkeypatch):
+def test_json_logger_keeps_few_files_open_with_many_trials(tmp_path, monkeypatch):
     monkeypatch.setattr(appending, "OPEN_FILES", 3)
     files = AppendedFiles()
     many = [AppendedFile(str(tmp_path / f"{n}")) for n in range(10)]
@@ -169,7 +169,7 @@ def test_few_files_are_open_however_many_trials_run(tmp_path, monkeypatch):
     assert {(tmp_path / f"{n}").read_bytes() for n in range(10)} == {b"0\n1\n"}
 
 
-def test_file_that_cannot_be_written_is_named_and_its_lines_wait(tmp_path):
+def test_json_logger_names_an_unwritable_file_and_keeps_its_lines(tmp_path):
     folder = tmp_path / ("long" * 100)
     file = AppendedFile(str(folder / "result.json"))
     files = AppendedFiles()
@@ -182,7 +182,7 @@ def test_file_that_cannot_be_written_is_named_and_its_lines_wait(tmp_path):
     assert (tmp_path / "gone" / "result.json").read_bytes() == b"one\n"
 
 
-def test_a_full_disk_loses_and_doubles_nothing(tmp_path):
+def test_json_logger_on_a_full_disk_loses_and_repeats_no_line(tmp_path):
     file = AppendedFile(str(tmp_path / "result.json"))
     files = AppendedFiles()
     files._open[file.path] = os.open("/dev/full", os.O_RDWR)
@@ -203,7 +203,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), values), values)
-def test_any_result_reads_back_as_it_was(metrics, config):
+def test_json_logger_any_result_is_read_back_unchanged(metrics, config):
     import msgspec
 
     result = {**metrics, "config": config}
@@ -213,7 +213,7 @@ def test_any_result_reads_back_as_it_was(metrics, config):
     assert repr(json.loads(line)) == repr(to_plain(result))
 
 
-def test_loggers_results_and_callbacks_import_nothing_heavy():
+def test_loggers_results_and_callbacks_import_no_large_package():
     code = (
         "import sys, tunemq_scheduler.results.callback, tunemq_scheduler.output.loggers, "
         "tunemq_scheduler.results.result_grid, tunemq_scheduler.output.terminal.reporter; "

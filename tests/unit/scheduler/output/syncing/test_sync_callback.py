@@ -31,7 +31,7 @@ __all__ = ["counter", "folder", "make", "no_rest"]
 
 
 @pytest.mark.parity(143, 163)
-def test_a_young_trial_is_synced_from_its_second_iteration_or_tenth_second(
+def test_young_trial_is_synced_from_its_second_iteration_or_tenth_second(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback = make()
@@ -48,7 +48,7 @@ def test_a_young_trial_is_synced_from_its_second_iteration_or_tenth_second(
 
 
 @pytest.mark.parity(143)
-def test_the_thresholds_are_taken_from_the_environment(
+def test_sync_thresholds_are_taken_from_the_environment(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -70,7 +70,7 @@ def test_the_thresholds_are_taken_from_the_environment(
 
 
 @pytest.mark.parity(165)
-def test_a_result_that_does_not_say_how_far_it_is_holds_nothing_back(
+def test_result_without_iteration_and_time_does_not_delay_the_sync(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(), trial_in(folder)
@@ -80,7 +80,7 @@ def test_a_result_that_does_not_say_how_far_it_is_holds_nothing_back(
 
 
 @pytest.mark.parity(148, 163)
-def test_a_trial_is_synced_once_in_a_period(
+def test_trial_is_synced_once_in_a_period(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     rare, often = make(sync_period=1000), make(sync_period=0)
@@ -93,7 +93,7 @@ def test_a_trial_is_synced_once_in_a_period(
 
 
 @pytest.mark.parity(147, 148)
-def test_the_experiments_own_files_are_synced_each_period_without_the_trials_folders(
+def test_experiment_files_are_synced_each_period_without_the_trial_folders(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback = make(sync_period=1000, carries_checkpoints=True)
@@ -107,7 +107,7 @@ def test_the_experiments_own_files_are_synced_each_period_without_the_trials_fol
 
 
 @pytest.mark.parity(164)
-def test_a_folder_has_one_transfer_at_a_time_and_nothing_due_is_left_out(
+def test_folder_has_one_transfer_at_a_time_and_misses_no_due_sync(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(), trial_in(folder)
@@ -122,7 +122,7 @@ def test_a_folder_has_one_transfer_at_a_time_and_nothing_due_is_left_out(
     assert counter.most_at_work == 1
 
 
-def test_a_folder_rests_between_two_transfers_but_for_the_last(
+def test_folder_pauses_between_two_transfers_except_before_the_last(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -163,7 +163,7 @@ def test_few_transfers_run_at_once_and_all_trials_get_their_turn(
     assert callback._sync_queues == {}
 
 
-def test_hooks_do_not_wait_for_transfers(
+def test_sync_hooks_do_not_wait_for_transfers(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     counter.is_open.clear()
@@ -179,7 +179,7 @@ def test_hooks_do_not_wait_for_transfers(
 
 @pytest.mark.parity(165)
 @pytest.mark.parametrize("hook", ["on_trial_complete", "on_trial_error"])
-def test_a_trial_that_is_over_is_synced_whenever_that_was_done_last(
+def test_ended_trial_is_synced_regardless_of_its_last_sync(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path, hook: str
 ) -> None:
     callback, trial = make(sync_period=1000), trial_in(folder)
@@ -200,7 +200,7 @@ def test_a_trial_that_is_over_is_synced_whenever_that_was_done_last(
         ({"sync_on_checkpoint": False, "carries_checkpoints": True}, 2),
     ],
 )
-def test_checkpoints_sync_their_trials_folder(
+def test_checkpoint_syncs_its_trials_folder(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -215,7 +215,7 @@ def test_checkpoints_sync_their_trials_folder(
 
 
 @pytest.mark.parity(165)
-def test_a_checkpoint_that_was_not_there_to_be_copied_is_an_error(
+def test_checkpoint_missing_during_its_sync_is_an_error(
     make: Callable[..., SyncerCallback], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback, trial = make(carries_checkpoints=True), trial_in(folder)
@@ -227,7 +227,7 @@ def test_a_checkpoint_that_was_not_there_to_be_copied_is_an_error(
     assert f"{checkpoint.key} was not there to be copied" in caplog.text
 
 
-def test_a_checkpoint_that_is_not_kept_is_no_error_and_its_copy_is_removed(
+def test_expired_checkpoint_is_no_error_and_its_copy_is_deleted(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(carries_checkpoints=True), trial_in(folder)
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_is_not_kept_is_no_error_and_its_copy_is_removed(
     callback.wait_for_all()
 
 
-def test_a_checkpoint_that_is_not_kept_and_still_there_is_not_copied_again(
+def test_expired_checkpoint_that_still_exists_is_not_copied_again(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(carries_checkpoints=True), trial_in(folder)
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_is_not_kept_and_still_there_is_not_copied_again(
     assert len(counter.deleted) == 1
 
 
-def test_a_checkpoint_of_a_trial_that_is_over_is_removed_without_copying_the_trial(
+def test_expired_checkpoint_of_an_ended_trial_is_deleted_without_a_sync(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(carries_checkpoints=True), trial_in(folder)
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_a_trial_that_is_over_is_removed_without_copying_the_tri
     assert callback._sync_queues == {}
 
 
-def test_nodes_that_upload_checkpoints_delete_them_too(
+def test_sync_callback_leaves_deletion_to_nodes_that_upload_checkpoints(
     make: Callable[..., SyncerCallback], counter: Counter
 ) -> None:
     callback = make()

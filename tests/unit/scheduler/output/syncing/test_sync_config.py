@@ -33,14 +33,14 @@ class Idle(Syncer):
 
 
 @pytest.mark.parity(142)
-def test_period_and_timeout_have_defaults() -> None:
+def test_sync_period_and_timeout_have_defaults() -> None:
     assert (DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT) == (300, 1800)
     for syncer in (Idle(), DefaultSyncer()):
         assert (syncer.sync_period, syncer.sync_timeout) == (300, 1800)
 
 
 @pytest.mark.parity(145)
-def test_the_settings_have_defaults_and_do_not_change() -> None:
+def test_sync_config_has_defaults_and_is_immutable() -> None:
     config = SyncConfig()
     assert dataclasses.asdict(config) == {
         "upload_dir": None,
@@ -79,7 +79,7 @@ def test_the_settings_have_defaults_and_do_not_change() -> None:
         ({"uploads_waiting": True}, "uploads_waiting=True.*a whole number from 0"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused_by_name(
+def test_sync_config_with_an_invalid_setting_is_rejected_with_its_name(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught:
@@ -100,7 +100,7 @@ def test_settings_that_cannot_be_used_are_refused_by_name(
         ("bucket/prefix", "neither an address nor an absolute path; give s3://bucket/prefix"),
     ],
 )
-def test_a_destination_of_an_unknown_kind_is_refused_with_a_hint(
+def test_upload_dir_of_an_unknown_kind_is_rejected_with_a_hint(
     upload_dir: str | None, message: str | None
 ) -> None:
     config = SyncConfig(upload_dir=upload_dir)
@@ -112,7 +112,7 @@ def test_a_destination_of_an_unknown_kind_is_refused_with_a_hint(
 
 
 @pytest.mark.parity(149)
-def test_a_syncer_of_ones_own_knows_its_destinations() -> None:
+def test_custom_syncer_validates_its_destinations() -> None:
     class Choosy(Idle):
         @classmethod
         def validate_upload_dir(cls, upload_dir: str | None) -> bool:
@@ -127,7 +127,7 @@ def test_a_syncer_of_ones_own_knows_its_destinations() -> None:
 
 
 @pytest.mark.parity(161)
-def test_settings_become_a_syncer_or_none_or_an_error() -> None:
+def test_sync_config_gives_a_syncer_or_none_or_an_error() -> None:
     assert get_node_to_storage_syncer(SyncConfig()) is None
     assert get_node_to_storage_syncer(SyncConfig(syncer=None)) is None
     default = get_node_to_storage_syncer(
@@ -142,13 +142,13 @@ def test_settings_become_a_syncer_or_none_or_an_error() -> None:
 
 
 @pytest.mark.parity(147, 148)
-def test_nothing_is_copied_where_there_is_nowhere_to_or_nobody_may() -> None:
+def test_sync_config_without_a_destination_or_syncer_copies_nothing() -> None:
     assert copier_of(SyncConfig(), "e", StorageLocation("/e", "")) is None
     assert copier_of(SyncConfig(syncer=None), "e", StorageLocation("/e", "s3://b/e")) is None
 
 
 @pytest.mark.parity(147)
-def test_with_a_store_of_checkpoints_the_rest_is_copied_to_it(tmp_path: Path) -> None:
+def test_checkpoint_store_receives_the_other_files_too(tmp_path: Path) -> None:
     here = str(tmp_path / "e")
     store = "s3://b/e?endpoint=http://h:1"
     for config in (SyncConfig(), SyncConfig(upload_dir="s3://b")):
@@ -157,7 +157,7 @@ def test_with_a_store_of_checkpoints_the_rest_is_copied_to_it(tmp_path: Path) ->
 
 
 @pytest.mark.parity(147)
-def test_without_one_checkpoints_are_copied_to_the_upload_dir_too(tmp_path: Path) -> None:
+def test_upload_dir_without_a_checkpoint_store_receives_the_checkpoints_too(tmp_path: Path) -> None:
     here = str(tmp_path / "e")
     own = make_syncing(SyncConfig(upload_dir="x://b?k=v", syncer=Idle()), "", "e", here)
     assert (own.remote_dir, own.carries_checkpoints) == ("x://b/e?k=v", True)
@@ -167,7 +167,7 @@ def test_without_one_checkpoints_are_copied_to_the_upload_dir_too(tmp_path: Path
     assert (there / "e").is_dir()
 
 
-def test_a_destination_that_cannot_be_used_is_found_before_anything_starts(tmp_path: Path) -> None:
+def test_unusable_destination_is_rejected_before_anything_starts(tmp_path: Path) -> None:
     here = tmp_path / "results" / "e"
     (tmp_path / "file").touch()
     for upload_dir, message in (
@@ -179,7 +179,7 @@ def test_a_destination_that_cannot_be_used_is_found_before_anything_starts(tmp_p
             make_syncing(SyncConfig(upload_dir=upload_dir), "", "e", str(here))
 
 
-def test_a_syncer_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+def test_syncer_that_cannot_be_copied_is_rejected(tmp_path: Path) -> None:
     class Locked(Idle):
         def __init__(self) -> None:
             super().__init__()
@@ -189,6 +189,6 @@ def test_a_syncer_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
         make_syncing(SyncConfig(upload_dir="x://b", syncer=Locked()), "", "e", str(tmp_path))
 
 
-def test_the_base_of_the_default_can_be_derived_from() -> None:
+def test_base_class_of_the_default_syncer_can_be_subclassed() -> None:
     assert issubclass(DefaultSyncer, BackgroundSyncer)
     assert issubclass(BackgroundSyncer, Syncer)

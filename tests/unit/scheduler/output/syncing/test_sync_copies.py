@@ -57,7 +57,7 @@ def up(
     )
 
 
-def test_only_what_changed_is_copied_again(here: Path, there: Path) -> None:
+def test_copy_transfers_only_changed_files_again(here: Path, there: Path) -> None:
     copied = MirroredFiles()
     assert up(here, there, copied) == 2
     assert up(here, there, copied) == 0
@@ -67,7 +67,7 @@ def test_only_what_changed_is_copied_again(here: Path, there: Path) -> None:
     assert contents(there) == contents(here)
 
 
-def test_a_file_that_was_just_written_is_copied_again(
+def test_copy_transfers_a_recently_written_file_again(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next change might have the same timestamp."""
@@ -78,14 +78,14 @@ def test_a_file_that_was_just_written_is_copied_again(
     assert up(here, there, copied) == 1
 
 
-def test_nobody_else_knows_what_was_copied(here: Path, there: Path) -> None:
-    assert up(here, there) == 2
-    assert up(here, there) == 2
-
-
-def test_what_comes_down_is_not_fetched_again_while_both_sides_stay(
+def test_copy_without_a_record_of_earlier_copies_transfers_everything(
     here: Path, there: Path
 ) -> None:
+    assert up(here, there) == 2
+    assert up(here, there) == 2
+
+
+def test_download_skips_files_unchanged_on_both_sides(here: Path, there: Path) -> None:
     copied = MirroredFiles()
 
     def down() -> int:
@@ -100,7 +100,7 @@ def test_what_comes_down_is_not_fetched_again_while_both_sides_stay(
     assert contents(there) == contents(here)
 
 
-def test_a_file_that_goes_away_meanwhile_is_no_error(
+def test_file_that_disappears_during_a_copy_is_no_error(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = destinations.FolderDestination.put
@@ -116,7 +116,7 @@ def test_a_file_that_goes_away_meanwhile_is_no_error(
     assert contents(there) == {"a": b"a"}
 
 
-def test_a_file_that_fails_to_be_read_keeps_no_other_back(
+def test_file_that_cannot_be_read_does_not_block_the_others(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = destinations.FolderDestination.put
@@ -132,13 +132,13 @@ def test_a_file_that_fails_to_be_read_keeps_no_other_back(
     assert contents(there) == {"b": b"b"}
 
 
-def test_a_destination_that_cannot_be_written_is_named(here: Path, tmp_path: Path) -> None:
+def test_unwritable_destination_is_named(here: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"/file"):
         up(here, tmp_path / "file" / "below")
 
 
-def test_a_copy_that_is_cut_off_shows_no_half_file(
+def test_interrupted_copy_leaves_no_partial_file(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(destinations, "_CHUNK", 10)
@@ -151,7 +151,7 @@ def test_a_copy_that_is_cut_off_shows_no_half_file(
     assert contents(there) == {}
 
 
-def test_what_an_earlier_copy_left_half_done_is_never_copied(here: Path, there: Path) -> None:
+def test_partial_files_of_an_earlier_copy_are_never_copied(here: Path, there: Path) -> None:
     make(here, **{f"{destinations.PART_PREFIX}1": b"half"})
     up(here, there)
     assert contents(there) == {"a": b"a", "b": b"b"}
@@ -161,7 +161,9 @@ def test_what_an_earlier_copy_left_half_done_is_never_copied(here: Path, there: 
     assert contents(back) == {"a": b"a", "b": b"b"}
 
 
-def test_links_below_the_folder_are_files_and_others_are_left_out(here: Path, there: Path) -> None:
+def test_links_inside_the_folder_are_copied_as_files_and_others_are_left_out(
+    here: Path, there: Path
+) -> None:
     secret = make(here.parent / "outside", secret=b"secret")
     (here / "best").symlink_to("a")
     (here / "stolen").symlink_to(secret / "secret")
@@ -174,13 +176,13 @@ def test_links_below_the_folder_are_files_and_others_are_left_out(here: Path, th
     assert not (there / "best").is_symlink()
 
 
-def test_leased_file_keeps_no_other_from_being_copied(here: Path, there: Path) -> None:
+def test_leased_file_does_not_block_the_others(here: Path, there: Path) -> None:
     with leased(here / "a"), pytest.raises(StoreError, match="1 of the files in"):
         up(here, there)
     assert contents(there) == {"b": b"b"}
 
 
-def test_a_link_in_the_target_leads_nothing_out_of_it(here: Path, there: Path) -> None:
+def test_folder_link_in_the_target_leads_no_file_out_of_it(here: Path, there: Path) -> None:
     (here / "sub").mkdir()
     make(here / "sub", file=b"new")
     outside = make(there.parent / "outside", file=b"old")
@@ -191,9 +193,7 @@ def test_a_link_in_the_target_leads_nothing_out_of_it(here: Path, there: Path) -
     assert contents(outside) == {"file": b"old"}
 
 
-def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
-    here: Path, there: Path
-) -> None:
+def test_file_link_in_the_target_is_replaced_and_not_followed(here: Path, there: Path) -> None:
     outside = make(there.parent / "outside", file=b"old")
     there.mkdir()
     (there / "a").symlink_to(outside / "file")
@@ -203,7 +203,7 @@ def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//x", ".", "a\0x"])
-def test_names_that_lead_elsewhere_are_refused(
+def test_names_that_lead_out_of_the_folder_are_rejected(
     there: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Forged:
@@ -225,18 +225,18 @@ def test_names_that_lead_elsewhere_are_refused(
     assert list(there.rglob("x")) == []
 
 
-def test_a_folder_is_not_copied_into_itself(here: Path) -> None:
+def test_folder_is_not_copied_into_itself(here: Path) -> None:
     for there in (here, here / "copy", here.parent):
         with pytest.raises(StoreError, match="one is inside the other"):
             up(here, there)
 
 
-def test_the_root_is_not_deleted() -> None:
+def test_root_folder_is_not_deleted() -> None:
     with pytest.raises(StoreError, match="root of the file system"):
         delete_folder("/", MirroredFiles(), cancel=CancelToken())
 
 
-def test_an_address_of_an_unknown_kind_is_refused() -> None:
+def test_address_of_an_unknown_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match="'gs://bucket' is of no kind that is known here"):
         open_destination("gs://bucket")
 
@@ -252,12 +252,12 @@ def test_an_address_of_an_unknown_kind_is_refused() -> None:
         ("/what?/", "/what?/c"),
     ],
 )
-def test_names_are_joined_to_addresses_before_their_settings(address: str, joined: str) -> None:
+def test_names_are_joined_to_addresses_before_their_query(address: str, joined: str) -> None:
     assert join(address, "c") == joined
 
 
 @pytest.mark.parametrize("address", ["s3://b/p", "file:///p", "/p"])
-def test_what_was_removed_is_not_thought_to_be_there(address: str) -> None:
+def test_record_of_copies_forgets_a_deleted_destination(address: str) -> None:
     copied = MirroredFiles()
     stamp = (FileStamp(1, 1),)
     for name in ("größe/a", "größe 2/a"):
@@ -287,7 +287,7 @@ def test_what_was_removed_is_not_thought_to_be_there(address: str) -> None:
         ("plots/.cached", False),
     ],
 )
-def test_what_only_passes_through_is_never_copied(name: str, is_left_out: bool) -> None:
+def test_temporary_files_are_never_copied(name: str, is_left_out: bool) -> None:
     assert excluding(NEVER_COPIED)(name) is is_left_out
 
 
@@ -300,7 +300,7 @@ def test_what_only_passes_through_is_never_copied(name: str, is_left_out: bool) 
         ("my/checkpoint_1-000001", False),
     ],
 )
-def test_checkpoints_are_known_by_their_names(name: str, fits: bool) -> None:
+def test_checkpoint_folders_are_recognised_by_their_names(name: str, fits: bool) -> None:
     assert excluding([CHECKPOINTS])(name) is fits
 
 
@@ -308,7 +308,9 @@ def test_checkpoints_are_known_by_their_names(name: str, fits: bool) -> None:
     st.lists(st.sampled_from(["a", "b*", "*/c", "./d/", "[e-g]", "*"]), max_size=3),
     st.lists(st.text("abcdefg", min_size=1, max_size=2), min_size=1, max_size=4),
 )
-def test_below_what_is_left_out_everything_is(patterns: list[str], parts: list[str]) -> None:
+def test_excluded_folder_excludes_everything_below_it(
+    patterns: list[str], parts: list[str]
+) -> None:
     is_excluded = excluding(patterns)
     states = [is_excluded("/".join(parts[: n + 1])) for n in range(len(parts))]
     assert states == sorted(states)

@@ -35,7 +35,7 @@ __all__ = ["counter", "folder", "make", "no_rest"]
 
 @pytest.mark.parity(167)
 @pytest.mark.parametrize("error", [TuneError("no"), TimeoutError("no"), ValueError("no")])
-def test_what_fails_for_one_trial_is_logged_for_it_and_harms_no_other(
+def test_failed_sync_of_one_trial_is_logged_and_harms_no_other(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -54,7 +54,7 @@ def test_what_fails_for_one_trial_is_logged_for_it_and_harms_no_other(
 
 
 @pytest.mark.parity(166)
-def test_waiting_for_all_lists_every_failure_once(
+def test_wait_for_all_syncs_lists_every_failure_once(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback = make()
@@ -71,7 +71,7 @@ def test_waiting_for_all_lists_every_failure_once(
 
 
 @pytest.mark.parity(166)
-def test_a_failure_that_a_later_sync_fixed_is_none(
+def test_failed_sync_that_a_later_one_fixed_is_not_reported(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(), trial_in(folder)
@@ -84,7 +84,7 @@ def test_a_failure_that_a_later_sync_fixed_is_none(
 
 
 @pytest.mark.parity(148, 167)
-def test_a_sync_that_takes_too_long_is_given_up_and_nothing_runs_beside_it(
+def test_sync_that_takes_too_long_is_given_up_and_nothing_runs_beside_it(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -108,7 +108,7 @@ def test_a_sync_that_takes_too_long_is_given_up_and_nothing_runs_beside_it(
     assert counter.most_at_work == 1
 
 
-def test_what_fails_for_a_moment_is_tried_again_even_where_all_is_done_at_once(
+def test_transient_failure_of_a_synchronous_syncer_is_retried(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(), trial_in(folder)
@@ -123,7 +123,7 @@ def test_what_fails_for_a_moment_is_tried_again_even_where_all_is_done_at_once(
     assert counter.of(str(trial)) == 2
 
 
-def test_a_syncer_that_refuses_is_asked_again(
+def test_syncer_that_declines_a_sync_is_asked_again(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback = make(sync_period=1000)
@@ -136,7 +136,7 @@ def test_a_syncer_that_refuses_is_asked_again(
 
 
 @pytest.mark.parity(165)
-def test_the_end_syncs_everything_once_more_and_waits(
+def test_search_end_syncs_everything_once_more_and_waits(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     callback, trial = make(sync_period=1000), trial_in(folder)
@@ -150,7 +150,7 @@ def test_the_end_syncs_everything_once_more_and_waits(
 
 
 @pytest.mark.parity(165)
-def test_what_fails_at_the_end_is_logged(
+def test_failed_sync_at_the_search_end_is_logged(
     make: Callable[..., SyncerCallback],
     counter: Counter,
     folder: Path,
@@ -164,7 +164,7 @@ def test_what_fails_at_the_end_is_logged(
 
 
 @pytest.mark.parity(148)
-def test_the_end_waits_no_longer_than_the_timeout(
+def test_search_end_waits_for_syncs_no_longer_than_the_timeout(
     make: Callable[..., SyncerCallback], counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter.is_open.clear()
@@ -173,7 +173,7 @@ def test_the_end_waits_no_longer_than_the_timeout(
     assert "the experiment: " in caplog.text
 
 
-def test_the_end_can_be_told_not_to_wait(
+def test_search_end_can_skip_the_wait_for_syncs(
     make: Callable[..., SyncerCallback], counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter.is_open.clear()
@@ -186,7 +186,7 @@ def test_the_end_can_be_told_not_to_wait(
 
 
 @pytest.mark.parity(168)
-def test_it_pickles_without_what_is_in_flight(
+def test_sync_callback_is_pickled_without_transfers_in_flight(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
 ) -> None:
     settings = {"sync_period": 7, "sync_on_checkpoint": False, "carries_checkpoints": True}
@@ -234,7 +234,7 @@ def files_of(trial: FakeTrial) -> None:
         ),
     ],
 )
-def test_results_artifacts_and_checkpoints_are_each_copied_if_they_should_be(
+def test_sync_settings_select_results_artifacts_and_checkpoints(
     folder: Path, settings: dict[str, Any], expected: set[str]
 ) -> None:
     there = folder.parent / "there"
@@ -248,7 +248,7 @@ def test_results_artifacts_and_checkpoints_are_each_copied_if_they_should_be(
     assert set(copied) == {f"{trial}/{name}" for name in {"result.json", "params.json", *expected}}
 
 
-def test_what_is_not_kept_is_removed_from_the_copy(folder: Path) -> None:
+def test_expired_checkpoint_is_deleted_from_the_copy(folder: Path) -> None:
     there = folder.parent / "there"
     callback = SyncerCallback(
         DefaultSyncer(), str(folder), str(there), carries_checkpoints=True, sync_period=1000

@@ -57,7 +57,7 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.mark.parity(150)
-def test_a_transfer_runs_beside_the_work_and_once(gate: Gate) -> None:
+def test_transfer_runs_in_the_background_and_once(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
     assert transfer.is_running
     gate.is_open.set()
@@ -68,7 +68,7 @@ def test_a_transfer_runs_beside_the_work_and_once(gate: Gate) -> None:
 
 
 @pytest.mark.parity(150)
-def test_what_it_raised_is_raised_by_wait_once(gate: Gate) -> None:
+def test_transfer_error_is_raised_by_wait_once(gate: Gate) -> None:
     gate.is_open.set()
     gate.outcome = lambda: 1 // 0
     transfer = BackgroundTransfer(gate.pass_through, 60)
@@ -78,7 +78,7 @@ def test_what_it_raised_is_raised_by_wait_once(gate: Gate) -> None:
 
 
 @pytest.mark.parity(150)
-def test_its_timeout_counts_from_its_start(gate: Gate) -> None:
+def test_transfer_timeout_counts_from_its_start(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
     gate.be_reached()
     assert not transfer.is_overdue
@@ -89,7 +89,7 @@ def test_its_timeout_counts_from_its_start(gate: Gate) -> None:
     assert not transfer.is_running
 
 
-def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
+def test_transfer_that_observes_its_timeout_itself_timed_out_too() -> None:
     def heeds(*, cancel: CancelToken) -> None:
         while True:
             cancel.check()
@@ -102,7 +102,7 @@ def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
 
 
 @pytest.mark.parity(151)
-def test_nothing_starts_beside_one_that_timed_out(gate: Gate) -> None:
+def test_no_transfer_starts_beside_one_that_timed_out(gate: Gate) -> None:
     first = BackgroundTransfer(gate.pass_through, 60)
     gate.be_reached()
     with pytest.raises(TimeoutError):
@@ -117,7 +117,7 @@ def test_nothing_starts_beside_one_that_timed_out(gate: Gate) -> None:
 
 
 @pytest.mark.parity(151)
-def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) -> None:
+def test_transfer_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) -> None:
     seen: list[type[BaseException] | None] = []
 
     def cancellable(*, cancel: CancelToken) -> None:
@@ -139,7 +139,7 @@ def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) ->
 
 
 @pytest.mark.parity(151)
-def test_one_behind_a_transfer_that_never_ends_times_out_itself(gate: Gate) -> None:
+def test_transfer_behind_one_that_never_ends_times_out_itself(gate: Gate) -> None:
     first = BackgroundTransfer(gate.pass_through, 60)
     gate.be_reached()
     with pytest.raises(TimeoutError):
@@ -150,7 +150,7 @@ def test_one_behind_a_transfer_that_never_ends_times_out_itself(gate: Gate) -> N
     assert gate.begun == 1
 
 
-def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
+def test_transfer_end_is_reported_when_its_outcome_is_available(gate: Gate) -> None:
     told = threading.Event()
     states: list[bool] = []
 
@@ -164,7 +164,7 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
     assert states == [False]
 
 
-def test_it_can_be_cancelled_from_elsewhere(gate: Gate) -> None:
+def test_transfer_that_is_cancelled_raises_in_wait(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
     transfer.cancel()
     gate.is_open.set()
@@ -197,7 +197,7 @@ class GatedSyncer(BackgroundSyncer):
 
 
 @pytest.mark.parity(158)
-def test_a_second_sync_is_left_out_with_a_warning(
+def test_second_sync_is_skipped_with_a_warning(
     gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     syncer = GatedSyncer(gate, sync_period=0)
@@ -212,7 +212,7 @@ def test_a_second_sync_is_left_out_with_a_warning(
 
 
 @pytest.mark.parity(158)
-def test_an_overdue_sync_is_given_up_for_the_next_and_only_logged(
+def test_overdue_sync_is_given_up_for_the_next_and_only_logged(
     gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     syncer = GatedSyncer(gate, sync_timeout=70)
@@ -231,7 +231,7 @@ def test_an_overdue_sync_is_given_up_for_the_next_and_only_logged(
 
 
 @pytest.mark.parity(158)
-def test_a_sync_that_failed_unseen_is_logged_by_the_next(
+def test_unreported_sync_failure_is_logged_by_the_next_sync(
     gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate.is_open.set()
@@ -247,7 +247,7 @@ def test_a_sync_that_failed_unseen_is_logged_by_the_next(
 
 
 @pytest.mark.parity(154)
-def test_only_a_launch_starts_a_new_period(gate: Gate) -> None:
+def test_only_a_started_sync_begins_a_new_period(gate: Gate) -> None:
     syncer = GatedSyncer(gate, sync_period=1000)
     syncer.delete("there")
     assert syncer.sync_up_if_needed("/here", "there") is False
@@ -262,7 +262,7 @@ def test_only_a_launch_starts_a_new_period(gate: Gate) -> None:
 
 
 @pytest.mark.parity(160)
-def test_what_failed_is_a_tune_error_and_what_took_too_long_a_timeout(gate: Gate) -> None:
+def test_failed_sync_is_a_tune_error_and_a_slow_one_a_timeout(gate: Gate) -> None:
     gate.outcome = lambda: 1 // 0
     syncer = GatedSyncer(gate, sync_timeout=60)
     syncer.sync_up("/here", "there")
@@ -277,13 +277,13 @@ def test_what_failed_is_a_tune_error_and_what_took_too_long_a_timeout(gate: Gate
 
 
 @pytest.mark.parity(160)
-def test_there_is_no_retry_without_a_first_try(gate: Gate) -> None:
+def test_retry_without_a_first_sync_is_rejected(gate: Gate) -> None:
     with pytest.raises(TuneError, match="nothing to try again"):
         GatedSyncer(gate).retry()
 
 
 @pytest.mark.parity(153)
-def test_a_retry_does_the_last_thing_again(gate: Gate) -> None:
+def test_retry_repeats_the_last_command(gate: Gate) -> None:
     gate.is_open.set()
     syncer = GatedSyncer(gate)
     for launch in (lambda: syncer.sync_up("/here", "there"), lambda: syncer.delete("there")):
@@ -296,7 +296,7 @@ def test_a_retry_does_the_last_thing_again(gate: Gate) -> None:
 
 
 @pytest.mark.parity(156)
-def test_a_pickled_syncer_leaves_behind_what_is_in_flight(gate: Gate) -> None:
+def test_syncer_is_pickled_without_its_transfer_in_flight(gate: Gate) -> None:
     syncer = GatedSyncer(sync_period=7, sync_timeout=80)
     syncer.gate = gate
     syncer.sync_up_if_needed("/here", "there")
@@ -314,7 +314,7 @@ def test_a_pickled_syncer_leaves_behind_what_is_in_flight(gate: Gate) -> None:
 
 
 @pytest.mark.parity(156)
-def test_closing_cancels_what_is_in_flight_and_waits_for_its_end(gate: Gate) -> None:
+def test_close_cancels_the_transfer_in_flight_and_waits_for_its_end(gate: Gate) -> None:
     syncer = GatedSyncer(gate)
     syncer.sync_up("/here", "there")
     gate.be_reached()
@@ -336,7 +336,7 @@ def test_closing_cancels_what_is_in_flight_and_waits_for_its_end(gate: Gate) -> 
         syncer.sync_up("/here", "there")
 
 
-def test_cancelling_ends_the_pauses_between_retries(gate: Gate) -> None:
+def test_cancel_ends_the_pauses_between_retries(gate: Gate) -> None:
     gate.is_open.set()
     gate.outcome = lambda: 1 // 0
     syncer = GatedSyncer(gate)
@@ -393,7 +393,7 @@ class Failing(Syncer):
 
 
 @pytest.mark.parity(155)
-def test_a_failed_sync_is_tried_again_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_sync_is_retried_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     syncer = Failing(2, TimeoutError)
     with caplog.at_level(logging.WARNING):
         syncer.wait_or_retry()
@@ -402,7 +402,7 @@ def test_a_failed_sync_is_tried_again_until_it_succeeds(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parity(155)
-def test_the_last_retry_is_waited_for_and_none_follows_it() -> None:
+def test_last_retry_is_waited_for_and_none_follows_it() -> None:
     syncer = Failing(100)
     with pytest.raises(TuneError, match="given up after 2 retries: 97 to come") as caught:
         syncer.wait_or_retry(max_retries=2)
@@ -412,7 +412,7 @@ def test_the_last_retry_is_waited_for_and_none_follows_it() -> None:
 
 
 @pytest.mark.parity(155)
-def test_pauses_grow_and_vary_up_to_a_minute() -> None:
+def test_retry_pauses_grow_and_vary_up_to_a_minute() -> None:
     seen: list[list[float]] = []
     for _ in range(20):
         syncer = Failing(100)
@@ -425,13 +425,13 @@ def test_pauses_grow_and_vary_up_to_a_minute() -> None:
         assert len(set(drawn)) > 10
 
 
-def test_without_any_retry_there_is_nothing_to_ask_for() -> None:
+def test_max_retries_of_zero_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"max_retries=0.*give a whole number from 1"):
         Failing(0).wait_or_retry(max_retries=0)
 
 
 @pytest.mark.parity(153)
-def test_a_syncer_that_does_all_at_once_needs_no_wait_and_no_retry() -> None:
+def test_synchronous_syncer_needs_no_wait_and_no_retry() -> None:
     class AtOnce(Failing):
         wait = Syncer.wait
         retry = Syncer.retry

@@ -37,14 +37,14 @@ def shown() -> Shown:
 
 
 @pytest.mark.parity(76)
-def test_the_beginning_says_how_much_there_is_to_do_and_where_it_goes(shown):
+def test_lines_at_the_start_name_the_number_of_trials_and_the_folder(shown):
     shown.display.begin(shown.search)
     assert shown.lines() == [
         "[00:00:00] search train_mnist: 3 trials, results in /results/train_mnist"
     ]
 
 
-def test_a_store_elsewhere_is_named_at_the_beginning_and_at_the_end(shown):
+def test_lines_at_the_start_and_end_name_a_remote_store(shown):
     shown.search.store = "s3://bucket/train_mnist"
     shown.display.begin(shown.search)
     assert shown.lines()[0].endswith("train_mnist, checkpoints in s3://bucket/train_mnist")
@@ -52,7 +52,7 @@ def test_a_store_elsewhere_is_named_at_the_beginning_and_at_the_end(shown):
     assert "  checkpoints in s3://bucket/train_mnist" in shown.lines()
 
 
-def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_continues(shown):
+def test_lines_report_a_long_wait_for_the_store_and_its_end(shown):
     trial = shown.search.trials[0]
     for reason in ("connection refused", "connection refused by 127.0.0.1"):
         trial.waits = ("save", reason)
@@ -71,7 +71,7 @@ def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_continues
     assert shown.lines() == ["[00:00:02] trial ab12_00000 no longer waits for the store"]
 
 
-def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_continues(shown):
+def test_lines_report_a_wait_for_a_gpu_and_its_end(shown):
     trial = shown.search.trials[0]
     trial.waits = ("device", "GPU A: memory not given back")
     shown.display.trial_waits(trial)
@@ -85,7 +85,7 @@ def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_continues(shown):
     ]
 
 
-def test_that_a_trial_waits_for_an_upload_for_a_moment_is_not_told(shown):
+def test_lines_do_not_report_a_short_wait_for_an_upload(shown):
     trial = shown.search.trials[0]
     for waits in (("save", "1 of its checkpoints is not in the store yet"), ("", "")):
         trial.waits = waits
@@ -97,7 +97,7 @@ def test_that_a_trial_waits_for_an_upload_for_a_moment_is_not_told(shown):
     assert shown.lines() == []
 
 
-def test_a_trial_that_died_while_it_waited_says_so_again_when_it_waits_again(shown):
+def test_lines_report_a_wait_again_after_the_trial_died(shown):
     trial = shown.search.trials[0]
     for _ in range(2):
         shown.display.trial_started(trial)
@@ -108,7 +108,7 @@ def test_a_trial_that_died_while_it_waited_says_so_again_when_it_waits_again(sho
     assert sum("restoring: waits for the store" in line for line in shown.lines()) == 2
 
 
-def test_the_clock_continues_where_an_earlier_run_ended(shown):
+def test_lines_continue_the_clock_of_an_earlier_run(shown):
     shown.search.elapsed_s = 60.0
     shown.display.begin(shown.search)
     shown.clock.now += 5
@@ -120,28 +120,28 @@ def test_the_clock_continues_where_an_earlier_run_ended(shown):
 @pytest.mark.parametrize(
     ("node", "where"), [("worker-1", "worker-1 (node-a)"), ("node-a", "node-a"), ("", "node-a")]
 )
-def test_lines_started_trial_names_its_node_and_the_host_where_it_differs(shown, node, where):
+def test_lines_of_a_started_trial_name_its_node_and_the_host_where_it_differs(shown, node, where):
     trial = shown.search.trials[1]
     trial.node = node
     shown.display.trial_started(trial)
     assert shown.lines()[0].endswith(f"started on {where}: lr=0.1")
 
 
-def test_a_trial_that_is_tried_again_says_so(shown):
+def test_lines_of_a_retried_trial_name_the_attempt(shown):
     trial = shown.search.trials[0]
     trial.attempt, trial.num_failures = 3, 1
     shown.display.trial_started(trial)
     assert "started again (attempt 2) on node-a" in shown.lines()[0]
 
 
-def test_a_trial_that_continues_after_a_pause_says_so_and_counts_no_attempt(shown):
+def test_lines_of_a_trial_resumed_after_a_pause_name_no_attempt(shown):
     trial = shown.search.trials[0]
     trial.attempt = 2
     shown.display.trial_started(trial)
     assert "started again on node-a" in shown.lines()[0]
 
 
-def test_the_end_of_a_trial_tells_steps_time_reason_and_metrics(shown):
+def test_lines_of_an_ended_trial_state_steps_time_reason_and_metrics(shown):
     trial = shown.search.trials[0]
     trial.result(4, loss=0.5, note="x")
     trial.status = "TERMINATED"
@@ -151,7 +151,7 @@ def test_the_end_of_a_trial_tells_steps_time_reason_and_metrics(shown):
     ]
 
 
-def test_a_failure_tells_the_users_exception_the_host_and_the_file_once(shown):
+def test_lines_of_a_failure_state_the_users_exception_the_host_and_the_file_once(shown):
     trial = shown.search.trials[0]
     shown.display.trial_failed(trial, failure(trial, is_final=False))
     shown.display.trial_failed(trial, failure(trial))
@@ -164,7 +164,7 @@ def test_a_failure_tells_the_users_exception_the_host_and_the_file_once(shown):
     assert shown.lines() == [f"{told}; it is tried again", told]
 
 
-def test_a_failure_tells_its_class_and_its_budget(shown):
+def test_lines_of_a_failure_state_its_class_and_budget(shown):
     trial = shown.search.trials[0]
     budget = {"kind": "died", "error": "SIGKILL", "file": None}
     first = failure(trial, is_final=False, verdict="failure 1 of at most 2", **budget)
@@ -177,7 +177,7 @@ def test_a_failure_tells_its_class_and_its_budget(shown):
     ]
 
 
-def test_a_new_best_is_told_but_not_too_often(shown):
+def test_lines_report_a_new_best_but_not_too_often(shown):
     shown.search.best = ("ab12_00001", 0.5, {"lr": 0.1})
     for _ in range(3):
         shown.display.update(shown.search)
@@ -190,7 +190,7 @@ def test_a_new_best_is_told_but_not_too_often(shown):
     assert shown.lines() == ["[00:00:05] best loss = 0.25, trial ab12_00002: lr=0.2"]
 
 
-def test_the_search_as_a_whole_is_told_at_most_every_thirty_seconds(shown):
+def test_lines_summarise_the_search_at_most_every_thirty_seconds(shown):
     shown.search.notes = ["trial ab12_00002 waits for a gpu"]
     for _ in range(300):
         shown.clock.now += 0.25
@@ -203,12 +203,12 @@ def test_the_search_as_a_whole_is_told_at_most_every_thirty_seconds(shown):
     ]
 
 
-def test_what_happened_to_no_trial_is_told_once_and_at_once(shown):
+def test_lines_report_a_notice_once_and_at_once(shown):
     shown.display.notices("the node\nwas started again")
     assert shown.lines() == ["[00:00:00] the node was started again"]
 
 
-def test_a_flood_is_cut_and_counted_and_hides_no_failure(shown):
+def test_lines_in_a_flood_are_cut_and_counted_and_hide_no_failure(shown):
     trial = shown.search.trials[0]
     for _ in range(1000):
         shown.display.trial_started(trial)
@@ -223,7 +223,7 @@ def test_a_flood_is_cut_and_counted_and_hides_no_failure(shown):
     assert len(shown.lines()) == 1
 
 
-def test_results_are_told_when_asked_for():
+def test_lines_report_results_when_asked_for():
     assert not Shown().display.wants_results
     shown = Shown(show_results=True)
     trial = shown.search.trials[0]
@@ -232,7 +232,7 @@ def test_results_are_told_when_asked_for():
     assert shown.lines() == ["[00:00:00] trial ab12_00000 step 3: loss=nan accuracy=0.5"]
 
 
-def test_escape_codes_and_line_ends_cannot_forge_a_line(shown):
+def test_lines_with_escape_codes_and_line_ends_cannot_be_forged(shown):
     trial = shown.search.trials[0]
     error = "ValueError: \x1b[2J\n[00:00:00] trial x ended\r"
     shown.display.trial_failed(trial, failure(trial, error=error))
@@ -241,7 +241,7 @@ def test_escape_codes_and_line_ends_cannot_forge_a_line(shown):
     assert "ValueError: [2J [00:00:00] trial x ended" in line
 
 
-def test_a_stream_that_is_closed_or_poor_in_characters_does_not_end_the_search():
+def test_lines_to_a_closed_or_ascii_stream_do_not_end_the_search():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     output = TerminalOutput(stream)
@@ -251,7 +251,7 @@ def test_a_stream_that_is_closed_or_poor_in_characters_does_not_end_the_search()
     output.write("nobody reads this")
 
 
-def test_output_on_a_disk_that_was_full_is_written_again():
+def test_lines_are_written_again_once_the_disk_has_space():
     class Full(io.StringIO):
         is_full = True
 
@@ -267,7 +267,7 @@ def test_output_on_a_disk_that_was_full_is_written_again():
     assert stream.getvalue().endswith("later\n")
 
 
-def test_verbosity_zero_shows_nothing():
+def test_lines_at_verbosity_zero_show_nothing():
     stream = io.StringIO()
     display, search = display_for(verbose=0, stream=stream), FakeSearch()
     assert type(display) is Display
@@ -278,7 +278,7 @@ def test_verbosity_zero_shows_nothing():
     assert not stream.getvalue()
 
 
-def test_the_summary_is_plain_text(shown):
+def test_summary_is_plain_text(shown):
     results = []
     for trial in shown.search.trials:
         trial.status = "TERMINATED"
@@ -294,7 +294,7 @@ def test_the_summary_is_plain_text(shown):
     assert lines[-1] == "  results in /results/train_mnist"
 
 
-def test_the_summary_says_when_nobody_reported_the_metric(shown):
+def test_summary_states_that_no_trial_reported_the_metric(shown):
     results = [
         Result(metrics=trial.result(1), path="", trial_id=trial.trial_id)
         for trial in shown.search.trials

@@ -58,7 +58,7 @@ def drawn(search: FakeSearch, options: TableOptions | None = None, **size: int) 
     return captured.get()
 
 
-def test_a_trial_that_waits_for_the_store_shows_it_instead_of_its_state():
+def test_table_shows_a_wait_for_the_store_instead_of_the_state():
     search = FakeSearch()
     search.trials[1].waits = ("save", "connection refused")
     search.notes = ["a trial waits for the store: connection refused"]
@@ -70,7 +70,7 @@ def test_a_trial_that_waits_for_the_store_shows_it_instead_of_its_state():
 
 
 @pytest.mark.parity(76, 134)
-def test_the_table_tells_states_resources_best_and_trials():
+def test_table_shows_states_resources_best_and_trials():
     search = FakeSearch()
     search.trials[0].result(7, loss=0.25, accuracy=0.5)
     search.trials[1].status = "PENDING"
@@ -94,7 +94,7 @@ def test_the_table_tells_states_resources_best_and_trials():
 
 
 @pytest.mark.parity(77, 78)
-def test_at_most_twenty_rows_running_first_and_the_others_are_counted():
+def test_table_has_at_most_twenty_rows_running_first_and_counts_the_others():
     search = FakeSearch(100)
     for trial in search.trials[8:]:
         trial.status = "PENDING" if trial.number < 12 else "TERMINATED"
@@ -106,12 +106,12 @@ def test_at_most_twenty_rows_running_first_and_the_others_are_counted():
     assert "... 80 more not shown" in text
 
 
-def test_a_low_terminal_gets_fewer_rows_so_that_the_table_fits():
+def test_table_on_a_low_terminal_has_fewer_rows():
     assert len(drawn(FakeSearch(50), height=15).splitlines()) <= 14
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_no_line_is_wider_than_the_terminal(width):
+def test_table_lines_are_no_wider_than_the_terminal(width):
     search = FakeSearch()
     for trial in search.trials:
         trial.evaluated_params = {f"parameter_{n}": 0.123456 * n for n in range(30)}
@@ -122,7 +122,7 @@ def test_no_line_is_wider_than_the_terminal(width):
     assert any("loss" in line and "iter" in line for line in lines)
 
 
-def test_names_and_values_of_users_are_shown_as_they_are_and_do_no_harm():
+def test_table_shows_names_and_values_of_users_literally():
     search = FakeSearch(1)
     search.name = "[red]run[/red]"
     search.trials[0].evaluated_params = {"[bold]": "[/nonsense]", "esc": "\x1b[31mred\u202e\nline"}
@@ -143,7 +143,7 @@ def test_table_with_hostile_values_in_a_configuration_is_drawn():
         assert "ab12_00000" in drawn(search)
 
 
-def test_drawing_costs_the_same_after_thousands_of_trials():
+def test_table_costs_the_same_to_draw_after_thousands_of_trials():
     display = TableDisplay(TableOptions(), console=console())
     for number in range(5000):
         trial = FakeTrial(number)
@@ -153,7 +153,7 @@ def test_drawing_costs_the_same_after_thousands_of_trials():
     assert display._finished[0].number == 4999
 
 
-def test_it_is_drawn_only_when_it_is_time_and_less_often_when_drawing_is_slow():
+def test_table_is_drawn_when_due_and_less_often_when_drawing_is_slow():
     clock, screen, search = Clock(), console(), FakeSearch()
     display = TableDisplay(TableOptions(), console=screen, now=clock)
     frames = []
@@ -181,7 +181,7 @@ def test_it_is_drawn_only_when_it_is_time_and_less_often_when_drawing_is_slow():
         display.close()
 
 
-def test_prints_of_the_script_stand_above_and_stdout_is_given_back(monkeypatch):
+def test_table_keeps_prints_of_the_script_above_it_and_restores_stdout(monkeypatch):
     screen = console()
     monkeypatch.setattr(sys, "stdout", screen.file)
     display = TableDisplay(TableOptions(), console=screen)
@@ -193,7 +193,7 @@ def test_prints_of_the_script_stand_above_and_stdout_is_given_back(monkeypatch):
     assert "printed by the script" in screen.file.getvalue()
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_search():
+def test_table_on_a_closed_terminal_does_not_end_the_search():
     class Gone(Terminal):
         is_gone = False
 
@@ -213,7 +213,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_search():
     display.end(search, [])
 
 
-def test_the_end_shows_the_best_the_errors_and_where_all_is():
+def test_table_at_the_end_shows_the_best_the_errors_and_the_folder():
     search = FakeSearch(30)
     results = []
     for trial in search.trials:
@@ -245,7 +245,7 @@ def test_the_end_shows_the_best_the_errors_and_where_all_is():
     assert "results in /results/train_mnist" in text
 
 
-def test_a_nan_is_sorted_behind_every_number():
+def test_table_sorts_nan_behind_every_number():
     trials = [FakeTrial(n) for n in range(4)]
     for trial, loss in zip(trials, (2.0, math.nan, 1.0, None), strict=True):
         trial.result(1, loss=loss)
@@ -256,14 +256,14 @@ def test_a_nan_is_sorted_behind_every_number():
 
 @pytest.mark.parity(78, 79)
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 20])
-def test_shares_are_fair_and_use_every_row(limit):
+def test_table_row_shares_are_fair_and_use_every_row(limit):
     groups = {"RUNNING": range(2), "ERROR": range(50), "TERMINATED": range(50)}
     share = fair_share(groups, limit)
     assert sum(share.values()) == limit
     assert max(share.values()) - min(share.values()) <= 1 or share["RUNNING"] == 2
 
 
-def test_only_a_bounded_number_of_live_trials_is_looked_at():
+def test_table_examines_a_bounded_number_of_live_trials():
     def endless():
         number = 0
         while True:
@@ -273,7 +273,7 @@ def test_only_a_bounded_number_of_live_trials_is_looked_at():
     assert len(choose(endless(), (), 20)) == 20
 
 
-def test_columns_can_be_chosen_and_renamed():
+def test_table_columns_can_be_chosen_and_renamed():
     reporter = CLIReporter(metric_columns={"loss": "L"}, parameter_columns=["lr"])
     reporter.add_metric_column("eval/f1", "F1")
     trial = FakeTrial(0, lr=0.1, hidden=3)
@@ -290,7 +290,7 @@ def test_columns_can_be_chosen_and_renamed():
     ]
 
 
-def test_wrong_options_are_refused_with_the_fix():
+def test_table_with_invalid_options_is_rejected_with_the_fix():
     with pytest.raises(ConfigError, match="max_progress_rows=0"):
         CLIReporter(max_progress_rows=0)
     with pytest.raises(ConfigError, match="'min' or 'max'"):
@@ -299,7 +299,7 @@ def test_wrong_options_are_refused_with_the_fix():
         CLIReporter(metric_columns="loss")
 
 
-def test_a_reporter_of_ones_own_is_asked_every_turn_and_sees_ended_trials(capsys):
+def test_custom_reporter_is_asked_every_turn_and_sees_ended_trials(capsys):
     class Own(CLIReporter):
         def should_report(self, trials, done=False):
             return done or sum(trial.status == "TERMINATED" for trial in trials) == 1
@@ -318,7 +318,7 @@ def test_a_reporter_of_ones_own_is_asked_every_turn_and_sees_ended_trials(capsys
     assert "== Result ==" in capsys.readouterr().out
 
 
-def test_a_reporter_needs_nothing_of_ours_but_its_base():
+def test_custom_reporter_needs_only_its_base_class():
     reported = []
 
     class Own(ProgressReporter):
@@ -332,7 +332,7 @@ def test_a_reporter_needs_nothing_of_ours_but_its_base():
     assert reported == [(2, False), (2, True)]
 
 
-def test_a_table_is_drawn_on_a_terminal_that_can_show_it(monkeypatch):
+def test_table_is_drawn_only_on_a_capable_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     assert isinstance(display_for(stream=Terminal()), TableDisplay)
     assert not isinstance(display_for(stream=io.StringIO()), TableDisplay)
@@ -355,7 +355,7 @@ def test_a_table_is_drawn_on_a_terminal_that_can_show_it(monkeypatch):
         ("x" * 30, "x" * 19 + "…"),
     ],
 )
-def test_values_are_short(item, text):
+def test_table_values_are_short(item, text):
     assert value(item) == text
 
 
@@ -363,11 +363,11 @@ def test_values_are_short(item, text):
     ("seconds", "text"),
     [(0.5, "0.50s"), (12.34, "12.3s"), (65, "1m 05s"), (7380, "2h 03m"), (273600, "3d 04h")],
 )
-def test_durations_are_short(seconds, text):
+def test_table_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
 
-def test_wide_characters_are_counted_as_two_columns():
+def test_table_counts_wide_characters_as_two_columns():
     assert clean("漢字漢字", 5) == "漢字…"
     lines = text_table(
         [TableColumn(header="a", cells=["漢字", "x"]), TableColumn(header="b", cells=["1", "2"])]
@@ -375,7 +375,7 @@ def test_wide_characters_are_counted_as_two_columns():
     assert lines == ["a     b", "----  -", "漢字  1", "x     2"]
 
 
-def test_the_least_important_columns_go_first():
+def test_table_drops_the_least_important_columns_first():
     columns = [
         TableColumn(header=name * 5, cells=[], rank=rank)
         for name, rank in (("a", 0), ("b", 9), ("c", 1))
@@ -383,7 +383,7 @@ def test_the_least_important_columns_go_first():
     assert [column.header for column in fit(columns, 12)] == ["aaaaa", "ccccc"]
 
 
-def test_what_happened_to_no_trial_is_printed_above_the_table_and_stays():
+def test_table_keeps_printed_notices_above_it():
     search, screen = FakeSearch(), console()
     display = TableDisplay(TableOptions(), console=screen)
     display.begin(search)
@@ -392,7 +392,7 @@ def test_what_happened_to_no_trial_is_printed_above_the_table_and_stays():
     assert "[red]numpy[/red] is not preloaded" in screen.file.getvalue()
 
 
-def test_a_reporter_of_the_users_own_is_told_what_happened_once(capsys):
+def test_custom_reporter_gets_each_notice_once(capsys):
     told = []
 
     class Own(ProgressReporter):
