@@ -31,7 +31,7 @@ def test_devices_used_sum_over_all_attempts_including_lost_ones() -> None:
     story.free("a")
     story.choose("a")
     story.tell(used("a", 2, SECOND))
-    story.tell(used("a", 1, AGAIN))  # sent by a node that was away meanwhile
+    story.tell(used("a", 1, AGAIN))  # sent late by a node that was away
     story.finish("a", 2)
     story.free("a", 2)
     assert story.runner.summary("a").devices_used == TOTAL

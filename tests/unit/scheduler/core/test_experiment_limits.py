@@ -38,7 +38,7 @@ def test_experiment_limit_keeps_the_best_checkpoints_up_to_the_number() -> None:
     assert limits.dropped() == ["a"]
     limits.commit("d", 2.0)
     limits.let_go("d")
-    assert limits.dropped() == ["c"], "of equally good ones the newer stays"
+    assert limits.dropped() == ["c"], "the newer of two equally good checkpoints stays"
 
 
 def test_over_the_quota_the_worst_checkpoint_is_dropped_first_and_the_best_stays() -> None:
@@ -49,7 +49,7 @@ def test_over_the_quota_the_worst_checkpoint_is_dropped_first_and_the_best_stays
     assert limits.dropped() == ["worse", "bad"]
     assert limits.dropped() == []
     limits.commit("better", 10.0, 2)
-    assert limits.dropped() == ["best"], "it is the best no longer"
+    assert limits.dropped() == ["best"], "another checkpoint is the best now"
 
 
 def test_checkpoint_that_is_held_back_stays_and_counts() -> None:
@@ -142,7 +142,7 @@ def test_adding_a_checkpoint_costs_the_same_among_ten_and_ten_thousand() -> None
     calls(10)
     few = calls(100)
     calls(12_000)
-    assert calls(1_000) < 2 * few, "it grows with the logarithm at most"
+    assert calls(1_000) < 2 * few, "the cost grows at most logarithmically"
 
 
 @pytest.mark.parametrize("rounds", [1, 50])

@@ -213,7 +213,7 @@ def dump_and_load(story: Story) -> bytes:
 # --- suspect trials -------------------------------------------------------------------------------
 
 
-class Falling(Story):
+class NodeLosses(Story):
     """Nodes that are lost one after the other; each has room for four trials."""
 
     def __init__(self, **settings: Any) -> None:
@@ -224,7 +224,7 @@ class Falling(Story):
     def node(self) -> str:
         return f"node.{self.life}"
 
-    def fall(self) -> list[c.Command]:
+    def lose_node(self) -> list[c.Command]:
         """Lose the node and add the next one."""
         commands = self.tell(m.NodeLost(self.node, "its process ended", is_dead=True))
         self.life += 1
@@ -250,13 +250,13 @@ class Falling(Story):
 
 
 def test_f22_trial_whose_nodes_are_lost_one_after_another_ends_as_poison() -> None:
-    story = Falling()
+    story = NodeLosses()
     story.add("a")
     for _ in range(2):
         story.start_all()
-        assert "NotifyFailure" not in kinds(story.fall())
+        assert "NotifyFailure" not in kinds(story.lose_node())
     story.start_all()
-    commands = story.fall()
+    commands = story.lose_node()
     record, end = commands[:2]
     assert isinstance(record, c.NotifyFailure)
     assert (record.kind, record.retried) == ("node", False)
@@ -269,31 +269,31 @@ def test_f22_trial_whose_nodes_are_lost_one_after_another_ends_as_poison() -> No
 
 
 def test_f22_new_result_between_two_lost_nodes_clears_the_suspect_trial() -> None:
-    story = Falling()
+    story = NodeLosses()
     story.add("a")
     for step in range(1, 6):
         story.start_all()
         story.report("a", step, attempt=story.runner.live["a"].attempt)
-        story.fall()
+        story.lose_node()
     assert story.runner.live["a"].status == "PENDING"
 
 
 def test_f22_trials_beside_a_poison_trial_continue() -> None:
-    story = Falling()
+    story = NodeLosses()
     for trial in ("a", "poison", "b", "d"):
         story.add(trial)
     for _ in range(2):
         assert story.start_all() == ["a", "poison", "b", "d"]
-        story.fall()
-    # Each of them is now a suspect: a node runs one at a time, and nothing beside it.
+        story.lose_node()
+    # Each of them is now a suspect, and a node runs one suspect at a time and nothing else.
     assert story.start_all() == ["a"]
     assert story.start_all() == []
     story.report("a", 1, attempt=3)
-    assert story.start_all() == [], "the node is emptied for the next one"
+    assert story.start_all() == [], "the node must be empty before the next suspect starts"
     story.tell(m.TrialFinished("a", 3))
     story.tell(m.SlotFreed("a", 3))
     assert story.start_all() == ["poison"]
-    story.fall()
+    story.lose_node()
     for trial in ("b", "d"):
         assert story.start_all() == [trial]
         story.report(trial, 1, attempt=3)
@@ -302,7 +302,7 @@ def test_f22_trials_beside_a_poison_trial_continue() -> None:
     for _ in range(2):
         assert story.start_all() == ["poison"]
         assert story.start_all() == []
-        last = story.fall()
+        last = story.lose_node()
     assert "NotifyFailure" in kinds(last)
     assert story.runner.summary("poison").status == "ERROR"
     assert "node.3, node.4, node.5" in story.runner.summary("poison").reason
@@ -310,17 +310,17 @@ def test_f22_trials_beside_a_poison_trial_continue() -> None:
 
 
 def test_trial_beside_one_that_kills_its_forkserver_continues() -> None:
-    story = Falling()
+    story = NodeLosses()
     for trial in ("a", "killer", "b"):
         story.add(trial)
 
     for _ in range(2):
         assert story.start_all() == ["a", "killer", "b"]
         story.lose_forkserver()
-    # Each of them is now a suspect: a node runs one at a time, and nothing beside it.
+    # Each of them is now a suspect, and a node runs one suspect at a time and nothing else.
     assert story.start_all() == ["a"]
     story.report("a", 1, attempt=3)
-    assert story.start_all() == [], "the node is emptied for the next one"
+    assert story.start_all() == [], "the node must be empty before the next suspect starts"
     story.tell(m.TrialFinished("a", 3))
     story.free("a", 3)
     assert story.start_all() == ["killer"]
@@ -338,7 +338,7 @@ def test_trial_beside_one_that_kills_its_forkserver_continues() -> None:
 
 
 def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allowed() -> None:
-    story = Falling(max_node_losses=0)
+    story = NodeLosses(max_node_losses=0)
     for trial in ("a", "killer", "b"):
         story.add(trial)
     assert story.start_all() == ["a", "killer", "b"]
@@ -359,12 +359,12 @@ def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allow
 
 
 def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
-    story = Falling(max_node_losses=1)
+    story = NodeLosses(max_node_losses=1)
     story.add("a")
     story.start_all()
     story.lose_forkserver()
     story.start_all()
-    story.fall()
+    story.lose_node()
     summary = story.runner.summary("a")
     assert summary.status == "ERROR"
     assert "the forkserver of node.1 in attempt 1, node.1" in summary.reason
@@ -372,7 +372,7 @@ def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
 
 def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
     """This holds for any number of losses: trials of other experiments may have run on the node."""
-    story = Falling(max_node_losses=0)
+    story = NodeLosses(max_node_losses=0)
     story.add("a")
     for _ in range(5):
         assert story.start_all() == ["a"]
@@ -381,16 +381,16 @@ def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
         story.join(story.node, 4.0)
     assert story.runner.live["a"].status == "PENDING"
     assert story.start_all() == ["a"]
-    assert "NotifyFailure" in kinds(story.fall())
+    assert "NotifyFailure" in kinds(story.lose_node())
     assert story.runner.summary("a").status == "ERROR"
 
 
 def test_f22_suspect_trial_gets_a_node_alone_while_others_continue() -> None:
-    story = Falling(max_node_losses=0)
+    story = NodeLosses(max_node_losses=0)
     story.add("a")
     story.add("b")
     assert story.start_all() == ["a", "b"]
-    story.fall()
+    story.lose_node()
     story.join("other.1", 4.0)
     started = story.start_all()
     assert started == ["a", "b"]
@@ -399,16 +399,16 @@ def test_f22_suspect_trial_gets_a_node_alone_while_others_continue() -> None:
     story.add("c")
     assert story.start_all() == [], "nothing runs beside a suspect"
     story.report("a", 1, attempt=2)
-    assert story.start_all() == ["c"], "a trial that got on shares its node again"
+    assert story.start_all() == ["c"], "a trial with a new result shares its node again"
 
 
 def test_f22_trial_placed_while_a_suspect_waits_leaves_its_node_free() -> None:
     """The runner reserves a node for the suspect; smaller trials would take every free slot."""
-    story = Falling(max_node_losses=0)
+    story = NodeLosses(max_node_losses=0)
     for trial in ("a", "b"):
         story.add(trial)
     story.start_all()
-    story.fall()
+    story.lose_node()
     assert story.start_all() == ["a"]
     story.report("a", 1, attempt=2)
     story.add("c")
@@ -420,28 +420,28 @@ def test_f22_trial_placed_while_a_suspect_waits_leaves_its_node_free() -> None:
 
 
 def test_node_that_was_only_disconnected_makes_no_trial_suspect() -> None:
-    story = Falling()
+    story = NodeLosses()
     story.add("a")
     story.start_all()
     for _ in range(5):
         story.tell(m.NodeLost("node.1", "its lease ran out"))
         story.tell(m.NodeReturned("node.1"))
     assert story.runner.live["a"].status == "RUNNING"
-    story.fall()
+    story.lose_node()
     assert story.runner.live["a"].status == "PENDING"
 
 
 def test_unlimited_node_losses_make_no_trial_poison() -> None:
-    story = Falling(max_node_losses=-1)
+    story = NodeLosses(max_node_losses=-1)
     story.add("a")
     for _ in range(20):
         assert story.start_all() == ["a"]
-        story.fall()
+        story.lose_node()
     assert story.runner.live["a"].status == "PENDING"
 
 
 def test_limit_of_zero_node_losses_ends_a_trial_with_its_first_lost_node() -> None:
-    story = Falling(max_node_losses=0)
+    story = NodeLosses(max_node_losses=0)
     story.add("a")
     story.start_all()
-    assert "NotifyFailure" in kinds(story.fall())
+    assert "NotifyFailure" in kinds(story.lose_node())

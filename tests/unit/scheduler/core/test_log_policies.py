@@ -150,7 +150,7 @@ def test_f23_exclude_node_retries_elsewhere_and_does_not_count_the_failure(kind:
     assert (farm.trial.num_failures, farm.trial.excluded) == (1, [name])
     farm.is_as_replayed()
     assert farm.place() != node
-    assert not farm.fail().retried, "what it fails of elsewhere is its own"
+    assert not farm.fail().retried, "a failure on another node counts"
 
 
 def test_excluded_node_stays_excluded_after_its_restart() -> None:
@@ -202,7 +202,7 @@ def test_trial_of_a_farm_waits_for_another_node_and_others_use_the_excluded_one(
     farm = Farm(nodes=1, request=request)
     assert farm.fail_for(ECC)[1].retried
     assert farm.runner.shuns_all(farm.trial)
-    assert farm.runner.wants_config(), "who shuns nodes keeps nobody waiting"
+    assert farm.runner.wants_config(), "a trial that excludes nodes blocks no other"
     assert SlotDemand(request, 1, "", ("n1.1",)) in farm.runner.usage().wants
     assert farm.start("b").instance_id == "n1.1"
     assert farm.trial.status == PENDING

@@ -103,7 +103,7 @@ def test_smaller_offer_without_a_grace_period_evicts_no_trial() -> None:
     assert list(story.runner.waiting()) == []
     story.finish("b")
     story.free("b")
-    assert list(story.runner.waiting()) == [], "a is on the GPU that is left"
+    assert list(story.runner.waiting()) == [], "trial a runs on the remaining GPU"
     story.finish("a")
     story.free("a")
     assert [trial.trial_id for trial in story.runner.waiting()] == ["c"]
@@ -130,7 +130,7 @@ def test_only_trials_on_withdrawn_resources_are_evicted() -> None:
     story.report("b", 1)
     orders = story.offer("g0", "g2", grace=30.0)
     assert [order.trial for order in orders] == ["b"]
-    assert story.offer("g0", "g2", grace=30.0) == [], "it is on its way already"
+    assert story.offer("g0", "g2", grace=30.0) == [], "trial b is already being evicted"
     orders = story.offer(grace=30.0)
     assert sorted(order.trial for order in orders) == ["a", "c"]
     story.check()
@@ -215,7 +215,7 @@ def test_trial_being_paused_stays_paused_and_is_stopped_after_the_grace_period()
     story.offer("g0")
     story.begin("a")
     story.pause("a", 1)
-    assert story.offer(grace=10.0) == [], "it is going already"
+    assert story.offer(grace=10.0) == [], "the trial is already pausing"
     assert kinds(story.wait(10.0)) == ["StopTrial"]
     story.free("a")
     trial = story.runner.live["a"]

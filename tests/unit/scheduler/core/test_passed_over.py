@@ -60,7 +60,7 @@ def test_large_trial_among_small_ones_has_a_node_reserved() -> None:
     story.check()
     for left in (3, 2, 1):
         story.end(story.running[0])
-        assert not story.next_small(), "the node is kept"
+        assert not story.next_small(), "the node is reserved"
         assert len(story.running) == left
         story.check()
     assert story.runner.placement.reserved == [(NODE, (("cpu", 4.0),))]
@@ -148,7 +148,7 @@ def test_longest_waiting_of_several_passed_over_trials_has_a_node_reserved_first
     story = Busy()
     for trial, cpus in (("first", 4.0), ("other", 3.0), ("later", 4.0)):
         story.add(trial, cpus=cpus)
-    # The queue line of the first trial continues without it and is older than the other line.
+    # The first trial's queue continues without it and is older than the other queue.
     story.tell(m.StopRequested("first", "nobody wants it"))
     again = TrialRunner.load(story.settings, dump(story.runner), dict(story.runner.finished))
     small = list(story.running)

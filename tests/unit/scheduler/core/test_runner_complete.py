@@ -45,7 +45,7 @@ def complete(*, saved: int = 2, **settings: int) -> Story:
     return story
 
 
-def is_over(story: Story, told: list[c.Command]) -> None:
+def check_ended(story: Story, told: list[c.Command]) -> None:
     """Check that trial a ended as if its cleanup had succeeded."""
     assert [one for one in told if isinstance(one, c.NotifyCommand)] == [ENDED]
     summary = story.runner.summary("a")
@@ -58,7 +58,7 @@ def is_over(story: Story, told: list[c.Command]) -> None:
 @pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
 def test_runner_with_a_complete_trial_ends_it_however_its_process_dies(fact, max_failures) -> None:
     story = complete(max_failures=max_failures)
-    is_over(story, story.tell(fact))
+    check_ended(story, story.tell(fact))
     again = replay(story.settings, m.decode_records(m.encode(story.journal_records)))
     assert comparable(again) == comparable(story.runner)
 
@@ -67,7 +67,7 @@ def test_runner_with_a_complete_trial_ends_it_however_its_process_dies(fact, max
 def test_runner_loaded_from_a_snapshot_ends_a_complete_trial(fact) -> None:
     story = complete(max_failures=-1)
     story.runner = TrialRunner.load(story.settings, dump(story.runner), story.runner.finished)
-    is_over(story, story.tell(fact))
+    check_ended(story, story.tell(fact))
 
 
 @pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
@@ -76,7 +76,7 @@ def test_runner_with_a_complete_trial_that_was_to_pause_ends_it(fact) -> None:
     story.start("a")
     story.pause("a", 1)
     story.report("a", 2, done=True)
-    is_over(story, story.tell(fact))
+    check_ended(story, story.tell(fact))
 
 
 def test_runner_with_a_complete_trial_that_was_cut_short_reports_it() -> None:
@@ -104,13 +104,13 @@ def test_runner_resuming_an_interrupted_search_ends_its_complete_trials(event) -
     story.die("a")
     story.free("a")
     assert story.runner.live["a"].status == "PENDING"
-    is_over(story, story.tell(event))
+    check_ended(story, story.tell(event))
 
 
 def test_runner_resuming_warm_leaves_a_complete_trial_to_its_process() -> None:
     story = complete()
     assert story.tell(WARM) == []
-    is_over(story, story.finish("a"))
+    check_ended(story, story.finish("a"))
 
 
 @pytest.mark.parametrize("step", [2, 3])
@@ -142,10 +142,10 @@ def test_runner_with_a_complete_trial_in_error_resumes_it_up_to_its_end() -> Non
     assert story.runner.summary("a").status == "TERMINATED"
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_runner_with_criteria_that_let_a_complete_trial_continue_records_more(is_over) -> None:
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_runner_with_criteria_that_let_a_complete_trial_continue_records_more(is_ended) -> None:
     story = complete()
-    if is_over:
+    if is_ended:
         story.finish("a")
         story.free("a")
     story.tell(m.ExperimentResumed(2, 0.0, also=("a",)))

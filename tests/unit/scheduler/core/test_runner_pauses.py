@@ -39,7 +39,7 @@ def test_pausing_trial_saves_and_then_frees_its_slot() -> None:
     story.write("a", 1)
     assert story.tell(m.TrialPaused("a", 1)) == []
     assert status(story) == "PAUSED"
-    assert list(story.runner.waiting()) == [], "its host is still there"
+    assert list(story.runner.waiting()) == [], "its trial process still runs"
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
     assert story.runner.placement.free == {"cpu": 1.0}
@@ -98,7 +98,7 @@ def test_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_pr
     story.free("a")
     assert story.runner.placement.free == {"cpu": 1.0}
     assert story.choose("a").restore == ()
-    assert story.report("a", 1, attempt=2) == [], "repeated, and shown to nobody"
+    assert story.report("a", 1, attempt=2) == [], "repeated steps are not reported"
 
 
 @pytest.mark.parity(130)
@@ -154,7 +154,7 @@ def test_trial_ordered_to_pause_while_its_search_is_interrupted_is_paused() -> N
     assert status(story) == "PAUSED"
     assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
     assert story.runner.review(result("a", 7)) is ResultReview.BEFORE_HORIZON, (
-        "nobody is asked about it again"
+        "the algorithms are not asked again"
     )
     assert kinds(story.report("a", 2)) == ["NotifyResult"]
     assert story.paused("a") == []
@@ -165,7 +165,7 @@ def test_trial_ordered_to_pause_while_its_search_is_interrupted_is_paused() -> N
 
     story.tell(m.ExperimentResumed(2, 0.0))
     story.join("node.2", 1.0)
-    assert status(story) == "PAUSED", "its scheduler says when it continues"
+    assert status(story) == "PAUSED", "only its scheduler resumes it"
     assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
     order = story.choose("a")
     assert (order.attempt, order.run_until, order.last_step) == (2, UP_TO_5, 2)

@@ -32,7 +32,7 @@ def test_placement_skips_withheld_devices_and_uses_all_others() -> None:
     for request in ({"gpu": 1.0}, {"gpu": 0.1}, {"gpu_memory": 8e9}):
         assert placement.fit(request) is None
     placement.withhold("n", dict.fromkeys("abc", XID))
-    assert placement.fit({"gpu_memory": 1.0}) is None, "though it takes next to nothing"
+    assert placement.fit({"gpu_memory": 1.0}) is None, "even a tiny request is not placed"
 
 
 def test_total_and_free_resources_exclude_withheld_devices() -> None:
@@ -42,7 +42,7 @@ def test_total_and_free_resources_exclude_withheld_devices() -> None:
     assert placement.total == {"cpu": 8.0, "gpu": 2.0}
     assert placement.free == {"cpu": 7.0, "gpu": 1.75}
     placement.withhold("n", {"a": XID})
-    assert placement.total == {"cpu": 8.0, "gpu": 2.25}, "what is held of a device is there"
+    assert placement.total == {"cpu": 8.0, "gpu": 2.25}, "the held part of a withheld device counts"
     assert placement.free == {"cpu": 7.0, "gpu": 2.0}
     assert placement.held("n") == ResourceAmounts({"cpu": 1.0, "gpu": 0.25}, {"a": 0.25})
     placement.withhold("n", {})

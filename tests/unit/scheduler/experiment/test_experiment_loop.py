@@ -59,7 +59,7 @@ def test_loop_drops_repeated_events_by_their_numbers() -> None:
     assert recorded(loop.batch(1, started(), result(1))) == 0
     assert recorded(loop.batch(2, result(1), result(2))) == 1
     assert loop.runner.acknowledged == {"n.1": 3}
-    assert loop.runner.repeated == 0, "numbers, not steps, told them apart"
+    assert loop.runner.repeated == 0, "the loop compares event numbers, not steps"
 
 
 def test_loop_with_a_gap_in_the_event_numbers_fails() -> None:
@@ -400,4 +400,4 @@ def test_f22_node_on_which_every_trial_dies_is_reported_and_set_aside_and_the_se
     (text,) = told
     assert text.startswith("node n on host is set aside for 1 s: 3 different trials in a row")
     assert loop.runner.is_finished
-    assert loop.now == 4.0, "two rests of a second each, and two for the end"
+    assert loop.now == 4.0, "two pauses of a second each, and two seconds for the end"

@@ -67,7 +67,7 @@ def test_f23_withheld_device_is_a_note_while_trials_wait_for_it(search):
     assert search.view.notes == ["Redis is away"]
     story.tell(m.DevicesWithheld("n.1", {"GPU-b": "XID 79"}))
     told = "trials wait, for GPU GPU-b of node n is set aside: XID 79"
-    assert search.view.notes == ["Redis is away", told], "nothing is even asked for"
+    assert search.view.notes == ["Redis is away", told], "the search requests nothing"
     story.tell(m.SearchExhausted())
     assert search.view.notes == ["Redis is away"]
     story.tell(m.ConfigSuggested(0, "a", b"", "", {"gpu": 2.0}))

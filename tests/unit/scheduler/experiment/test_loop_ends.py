@@ -128,7 +128,7 @@ def test_search_algorithm_that_suggests_nothing_is_reported_and_then_fails_the_s
     assert told == loop.loop.waits_for_search
     assert told.startswith("waiting for Silent: it has suggested no configuration for 11 s")
     loop.now = 20.0
-    assert not any(line[0] == "notices" for line in loop.turn()), "it is told once"
+    assert not any(line[0] == "notices" for line in loop.turn()), "the notice is given once"
     loop.now = 61.0
     with pytest.raises(SearchFailed, match="Silent suggested no configuration for 60 s"):
         loop.turn()

@@ -53,9 +53,9 @@ def test_restart_reads_the_unhandled_rest_of_a_batch_again(step: int) -> None:
     again = replay(loop.runner.settings, loop.journal.journal_records)
     assert comparable(again) == comparable(loop.runner)
     assert again.acknowledged == {"n.1": step}, (
-        "the start, and what came before the one that raised"
+        "the start, and the events before the one that raised"
     )
-    assert again.cursor == "1-0", "the batch is to be read once more"
+    assert again.cursor == "1-0", "the batch must be read again"
     assert loop.log[-1] == ("acknowledge", {"n.1": step})
     # The restarted scheduler processes the rest of the batch and repeats nothing.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
@@ -182,13 +182,13 @@ def test_restart_asks_again_about_a_result_from_before_an_interruption() -> None
     opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
-    assert event.also == ("t_00000",), "with other criteria it may go further"
+    assert event.also == ("t_00000",), "with other criteria the trial may continue"
     loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
     further = m.ResultReported("t_00000", 2, 3, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 3)
     begun = m.TrialStarted("t_00000", 2, 1, "host", "127.0.0.1", 0.0)
     done = loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, further)
-    assert ("continue", "t_00000") in done, "else its host would wait for ever"
+    assert ("continue", "t_00000") in done, "otherwise its trial process would wait for ever"
 
 
 def test_restart_with_new_criteria_continues_a_trial_that_ended_by_the_old_ones() -> None:

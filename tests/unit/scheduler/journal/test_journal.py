@@ -198,7 +198,7 @@ def test_snapshot_on_a_full_disk_is_left_for_later(
         names = sorted(path.name for path in folder.iterdir())
         for place in ("write_part", "put_in_place"):
             with monkeypatch.context() as patched:
-                patched.setattr(layout_module, place, _refuses)
+                patched.setattr(layout_module, place, _raise_disk_full)
                 assert not snapshot(journal, b"one", ("a", b"1"))
             assert not journal.wants_snapshot
             left = sorted(path.name for path in folder.iterdir())
@@ -209,7 +209,7 @@ def test_snapshot_on_a_full_disk_is_left_for_later(
     assert (found.snapshot.state, found.finished) == (b"two", {"b": b"1"})
 
 
-def _refuses(*_args: object, **_more: object) -> None:
+def _raise_disk_full(*_args: object, **_more: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

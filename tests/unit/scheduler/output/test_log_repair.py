@@ -28,10 +28,10 @@ FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 def fixed(loop: Loop, folder: Path) -> Path:
     """Replay the whole journal and return the folder of the first trial."""
-    return Path(retold(loop, folder)[0].trial_folder("t_00000"))
+    return Path(replayed(loop, folder)[0].trial_folder("t_00000"))
 
 
-def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, ResultRepair]:
+def replayed(loop: Loop, folder: Path) -> tuple[ExperimentPlan, ResultRepair]:
     """Replay the whole journal and return the plan and the repair."""
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
@@ -89,23 +89,25 @@ def test_f04_repair_syncs_rows_that_the_files_already_have(tmp_path: Path) -> No
     loop = Loop(trials=1)
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
-    folder = fixed(loop, tmp_path)  # by a process that died before the fsync, perhaps
-    _, again = retold(loop, tmp_path)
+    folder = fixed(loop, tmp_path)  # perhaps a process wrote the files and died before the fsync
+    _, again = replayed(loop, tmp_path)
     names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
     assert set(again.unsynced) == {str(folder / name) for name in names}
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_failed_trial_has_its_error_file_after_a_restart(tmp_path: Path, is_over: bool) -> None:
+@pytest.mark.parametrize("is_in_error", [False, True])
+def test_failed_trial_has_its_error_file_after_a_restart(tmp_path: Path, is_in_error: bool) -> None:
     loop = Loop(trials=2)
-    loop.runner.settings = msgspec.structs.replace(loop.runner.settings, max_failures=1 - is_over)
+    loop.runner.settings = msgspec.structs.replace(
+        loop.runner.settings, max_failures=1 - is_in_error
+    )
     loop.turn(NODE)
     loop.batch(1, started(), result(1), FAILED, m.SlotFreed("t_00000", 1))
     plan = msgspec.structs.replace(PLAN, folder=str(tmp_path))
     again = TrialRunner.load(loop.runner.settings, dump(loop.runner), loop.runner.finished)
-    assert again.summary("t_00000").status == ("ERROR" if is_over else "RUNNING")
+    assert again.summary("t_00000").status == ("ERROR" if is_in_error else "RUNNING")
     views = EventDriver(again, loop.loop.algorithms, plan).trials
     failed = TrialView("t_00000", again.summary("t_00000"), plan)
     assert failed.error_file == str(Path(plan.trial_folder("t_00000"), "error.txt"))
-    assert is_over or views["t_00000"].error_file == failed.error_file
-    assert not is_over or views["t_00001"].error_file is None
+    assert is_in_error or views["t_00000"].error_file == failed.error_file
+    assert not is_in_error or views["t_00001"].error_file is None

@@ -26,7 +26,7 @@ class Disk:
         self.threads: set[threading.Thread] = set()
         self.is_open = threading.Event()
         self.is_open.set()
-        self.refuses = ""
+        self.fails_at = ""
         self._fsync = os.fsync
         monkeypatch.setattr(module.os, "fsync", self.fsync)
 
@@ -34,7 +34,7 @@ class Disk:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         self.is_open.wait(60)
         self.threads.add(threading.current_thread())
-        if path == self.refuses:
+        if path == self.fails_at:
             raise OSError(errno.EIO, "Input/output error")
         self._fsync(descriptor)
         self.synced.append(path)
@@ -65,7 +65,7 @@ def test_few_unsynced_files_are_synced_at_once_with_their_folders(
     assert disk.synced == [*paths, str(tmp_path), str(tmp_path.parent)]
     assert disk.threads == {threading.current_thread()}
     assert files.settle()
-    assert len(disk.synced) == 5, "nothing was written since"
+    assert len(disk.synced) == 5, "no file was written since"
 
 
 def test_many_unsynced_files_do_not_block_the_search(disk: Disk, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_file_that_a_full_disk_did_not_take_stays_unsynced(disk: Disk, tmp_path:
 @pytest.mark.parametrize("count", [1, AT_ONCE + 1])
 def test_failed_fsync_is_reported_with_the_file(disk: Disk, tmp_path: Path, count: int) -> None:
     files = UnsyncedFiles()
-    disk.refuses = written(files, tmp_path, count)[0]
+    disk.fails_at = written(files, tmp_path, count)[0]
     with pytest.raises(StoreError, match=r"0.json cannot be brought to the disk: Input/output"):
         eventually(files.settle)
 

@@ -130,7 +130,7 @@ def test_first_new_result_of_a_trial_started_on_the_node_clears_it() -> None:
     assert farm.fail_there() is None
     farm.report(good, 2)
     farm.fail_there()
-    assert farm.fail_there() is not None, "a later result of it says nothing about new hosts"
+    assert farm.fail_there() is not None, "a later result does not clear the node"
     assert not farm.is_used()
 
 
@@ -186,7 +186,7 @@ def test_f22_last_node_is_set_aside_for_a_moment_and_never_for_ever() -> None:
         assert farm.runner.placement.why_never({"cpu": 4.0}) is None
         farm.wait(LAST_NODE_PAUSE_S)
         assert farm.is_used()
-        assert [farm.fail_there() for _ in range(3)] == [None] * 3, "that was told already"
+        assert [farm.fail_there() for _ in range(3)] == [None] * 3, "the warning was already given"
 
 
 def test_nodes_that_all_fail_are_each_treated_as_the_last_one() -> None:

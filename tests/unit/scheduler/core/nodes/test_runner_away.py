@@ -52,7 +52,7 @@ def test_f08_trial_of_a_lost_node_waits_with_its_attempt_and_loses_nothing(story
     assert (trial(story).status, trial(story).attempt) == ("PENDING", 1)
     assert story.runner.uploading == 1
     assert story.runner.nodes == {}
-    assert story.lose() == [], "lost once is enough"
+    assert story.lose() == [], "a second loss changes nothing"
 
 
 def test_f08_trial_that_was_not_taken_over_continues_when_its_node_returns(story) -> None:
@@ -98,7 +98,9 @@ def test_f08_events_of_a_returning_node_about_a_trial_taken_over_change_nothing(
     assert story.finish("a") == []
     assert story.runner.stale == 5
     assert state == (trial(story).status, trial(story).last_step, list(trial(story).checkpoints))
-    assert story.runner.placement.free == {"cpu": 0.0}, "its host is there until it is gone"
+    assert story.runner.placement.free == {"cpu": 0.0}, (
+        "the old trial process holds its slot until it ends"
+    )
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
     assert story.runner.placement.free == {"cpu": 1.0}
     assert trial(story).status == "RUNNING"
@@ -150,7 +152,9 @@ def test_f14_trial_stopped_while_its_node_is_away_ends_at_once(story) -> None:
     (order,) = story.hear_again()
     assert order.stop
     assert story.report("a", 3) == []
-    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"], "that of a recorded result counts"
+    assert kinds(story.commit("a", 2)) == ["NotifyCheckpoint"], (
+        "the result of this checkpoint was recorded"
+    )
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
     assert "a" in story.runner.finished
 
@@ -204,7 +208,9 @@ def test_away_node_that_is_dead_loses_its_uncommitted_checkpoints(story) -> None
 def test_checkpoints_an_away_node_may_refer_to_stay_until_its_trial_is_taken_over(story) -> None:
     story.commit("a", 2)
     story.lose()
-    assert story.tell(m.CheckpointDamaged("a", 1, "a/1-2", "torn", "")) == [], "it is pinned"
+    assert story.tell(m.CheckpointDamaged("a", 1, "a/1-2", "torn", "")) == [], (
+        "the checkpoint is pinned"
+    )
     assert deleted(take_over(story)) == ["a/1-2"]
 
 

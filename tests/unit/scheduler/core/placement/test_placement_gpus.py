@@ -272,4 +272,4 @@ def test_could_hold_considers_the_gpus_of_a_node() -> None:
     one = replace(with_gpus, withheld={devices[0].uuid: "XID 79"})
     assert holds_when_empty(one, {"gpu": 1.0})
     assert not holds_when_empty(one, {"gpu": 2.0})
-    assert could_hold(one, {"gpu": 2.0}), "it may come back"
+    assert could_hold(one, {"gpu": 2.0}), "the withheld device may return"

@@ -390,7 +390,9 @@ def test_trial_that_waits_for_its_retry_keeps_no_slot_from_the_search() -> None:
         story.die("a", attempt)
         story.free("a", attempt)
         if attempt == 1:
-            assert not story.runner.wants_config(), "it may be tried again at once, and comes first"
+            assert not story.runner.wants_config(), (
+                "the trial may be retried at once and comes first"
+            )
             story.choose("a")
     assert story.runner.live["a"].not_before > story.runner.elapsed
     assert story.runner.wants_config()

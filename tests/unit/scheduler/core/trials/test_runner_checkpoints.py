@@ -164,7 +164,7 @@ def test_damaged_checkpoint_is_never_restored_again() -> None:
     story.free("a")
     assert refs(story.choose("a")) == ["a/1-2", "a/1-1"]
     damaged = m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1")
-    assert story.tell(damaged) == [], "it is pinned as what may be restored from"
+    assert story.tell(damaged) == [], "pinned: the trial may restore from it"
     assert story.runner.live["a"].restoring == "a/1-1"
     story.die("a", attempt=2)
     assert deleted(story.free("a", attempt=2)) == ["a/1-2"]
@@ -179,7 +179,7 @@ def test_damaged_uncommitted_checkpoint_is_waited_for_and_deleted() -> None:
     story.choose("a")
     story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
     assert story.runner.uploading == 1
-    assert story.commit("a", 2) == [], "pinned, as one that may be restored from"
+    assert story.commit("a", 2) == [], "pinned: the trial may restore from it"
     assert story.runner.uploading == 0
     assert kept(story) == ["a/1-1"]
 
@@ -295,7 +295,7 @@ def test_base_of_an_upload_in_flight_stays_though_a_later_process_has_committed(
     commands = story.commit("a", 2, "a/1-1/weights")
     assert commands[1:] == [
         c.DeleteCheckpoint("a", "a/1-1", ("weights",)),
-        c.DeleteCheckpoint("a", "a/1-2"),  # which is neither the newest nor the best
+        c.DeleteCheckpoint("a", "a/1-2"),  # neither the newest nor the best
         c.DeleteObjects(("a/1-1/weights",)),
     ]
 
@@ -391,11 +391,13 @@ def test_over_the_quota_a_live_trial_keeps_its_newest_and_the_experiment_its_bes
 def test_checkpoint_that_is_kept_or_may_be_written_is_busy_and_a_leftover_is_not() -> None:
     story = running()
     assert story.runner.is_busy("train_a/checkpoint_1-000003")
-    assert story.runner.is_busy("train_b/checkpoint_1-000003"), "it is of no trial of ours"
+    assert story.runner.is_busy("train_b/checkpoint_1-000003"), (
+        "the checkpoint belongs to no trial of this search"
+    )
     story.report("a", 3, done=True)
     story.finish("a")
     story.free("a")
-    assert story.runner.is_busy("train_a/checkpoint_1-000002"), "its upload is under way"
+    assert story.runner.is_busy("train_a/checkpoint_1-000002"), "its upload is in flight"
     story.commit("a", 2)
     assert not story.runner.is_busy("train_a/checkpoint_1-000003")
     assert story.runner.is_busy("train_a/checkpoint_2000001-000003"), "another run wrote it"

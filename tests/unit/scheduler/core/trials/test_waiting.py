@@ -74,7 +74,7 @@ class Model:
             expected = self.expected(looks)
             first = next(self.queue.placeable(self.now, looks), None)
             assert (first.trial_id if first else None) == next(iter(expected), None)
-            assert looks.count <= 2 * 3 * 2 * 3, "one of each line"
+            assert looks.count <= 2 * 3 * 2 * 3, "one check per queue"
             found = [one.trial_id for one in self.queue.placeable(self.now, looks)]
             assert found == expected
         pending = [one for one in self.waiting if one.status == PENDING]
@@ -129,14 +129,14 @@ def test_waiting_queue_counts_passes_separately_by_excluded_nodes() -> None:
             queue.slot_freed(lambda one: found.append(one.trial_id))
         return found
 
-    queue, (plain, shy) = WaitingTrials(lambda _one: False), (trial("a"), trial("b"))
-    shy.excluded = ["n"]
+    queue, (plain, restricted) = WaitingTrials(lambda _one: False), (trial("a"), trial("b"))
+    restricted.excluded = ["n"]
     queue.follow(plain)
-    queue.follow(shy)
+    queue.follow(restricted)
     assert not looked_after(queue, MAX_TIMES_PASSED_OVER - 1)
-    queue.served(plain)  # other trials of this line still wait
+    queue.served(plain)  # other trials of this queue still wait
     again = WaitingTrials(lambda _one: False)
-    again.take_back([plain, shy], [], queue.passed_over())
+    again.take_back([plain, restricted], [], queue.passed_over())
     assert again.passed_over() == queue.passed_over()
     assert looked_after(queue, 1) == looked_after(again, 1) == ["b"]
 

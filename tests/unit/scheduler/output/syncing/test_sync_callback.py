@@ -118,7 +118,7 @@ def test_folder_has_one_transfer_at_a_time_and_misses_no_due_sync(
         eventually(lambda: counter.at_work == 1)
     counter.is_open.set()
     settled(callback)
-    assert counter.of(str(trial)) == 2  # the first, and one for the other four
+    assert counter.of(str(trial)) == 2  # the first result, and one sync for the other four
     assert counter.most_at_work == 1
 
 
