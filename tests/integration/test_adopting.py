@@ -58,7 +58,7 @@ def left_by_a_run(written: m.CheckpointWritten) -> TrialRunner:
     return runner
 
 
-def test_what_was_only_written_is_committed_and_gone_on_from(plan: ExperimentPlan) -> None:
+def test_checkpoint_only_written_is_committed_and_resumed_from(plan: ExperimentPlan) -> None:
     runner = left_by_a_run(write(plan, KEY, 4, "content"))
     told: list[str] = []
 
@@ -80,7 +80,7 @@ def test_what_was_only_written_is_committed_and_gone_on_from(plan: ExperimentPla
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "another"])
-def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, damage: str) -> None:
+def test_damaged_or_missing_checkpoint_is_reported_lost(plan: ExperimentPlan, damage: str) -> None:
     written = write(plan, KEY, 4, "content")
     runner, told = left_by_a_run(written), []
     if damage == "gone":
@@ -101,7 +101,7 @@ def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, dam
     assert not runner.uploading
 
 
-def test_what_a_trial_wrote_last_is_committed_when_the_run_died_behind_its_end(
+def test_last_checkpoint_is_committed_when_run_died_after_trial_ended(
     plan: ExperimentPlan,
 ) -> None:
     first, last = write(plan, KEY, 4, "4"), write(plan, KEY.replace("-000002", "-000003"), 5, "5")

@@ -79,7 +79,7 @@ def consumer(server: RedisServer, tmp_path: Path) -> Iterator[ForkedConsumer]:
     consumer.close()
 
 
-def test_a_consumer_hands_on_mail_unread_and_in_order(consumer, scheduler):
+def test_consumer_passes_on_messages_unread_and_in_order(consumer, scheduler):
     versions = [scheduler.assign("inc") for _ in range(20)]
     box = CommandQueue("inc", NodeSigning("inc"))
     for version in versions:
@@ -88,7 +88,7 @@ def test_a_consumer_hands_on_mail_unread_and_in_order(consumer, scheduler):
         assert box.open(send_assignment).version == version
 
 
-def test_mail_that_came_before_the_consumer_is_heard(server, scheduler, tmp_path):
+def test_consumer_receives_messages_sent_before_it_started(server, scheduler, tmp_path):
     scheduler.assign("early")
     consumer = ForkedConsumer(start_forkserver(server.url, "early", str(tmp_path / "consumer.log")))
     try:
@@ -104,7 +104,7 @@ def test_a_consumer_leaves_nothing_in_redis(consumer, scheduler):
     eventually(lambda: set(scheduler.client.keys()) == before)
 
 
-def test_what_is_no_task_of_ours_is_refused_and_holds_nothing_up(consumer, scheduler):
+def test_consumer_rejects_foreign_task_and_continues(consumer, scheduler):
     before = consumer.pid
     scheduler.client.lpush(redis_keys.queue("inc"), '{"body": "", "headers": {}, "properties": {}}')
     scheduler.client.lpush(redis_keys.queue("inc"), "nonsense")
@@ -132,7 +132,7 @@ def test_a_consumer_ends_when_its_node_closes_the_socket(consumer):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_another_consumer_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer, scheduler, how):
+def test_dead_or_hanging_consumer_is_replaced(consumer, scheduler, how):
     before = consumer.pid
     os.kill(before, how)
     consumer.is_forked_again()
@@ -143,7 +143,7 @@ def test_another_consumer_is_forked_in_the_place_of_a_dead_or_deaf_one(consumer,
     assert consumer.next()[0] == COMMAND
 
 
-def test_a_consumer_that_was_forked_has_nothing_left_to_import(server):
+def test_forked_consumer_imports_nothing_more(server):
     code = f"""
 import socket, sys
 from celery import signals

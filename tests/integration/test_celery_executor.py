@@ -105,7 +105,7 @@ def joined(executor: CeleryTrialExecutor, node: FakeNode) -> FakeNode:
     return node
 
 
-def test_a_node_that_introduces_itself_joins_with_what_it_offers(executor, node):
+def test_node_that_registers_joins_with_its_resources(executor, node):
     node.send_registration()
 
     assert poll_until(executor, m.NodeJoined) == [
@@ -113,7 +113,7 @@ def test_a_node_that_introduces_itself_joins_with_what_it_offers(executor, node)
     ]
 
 
-def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
+def test_node_registered_before_experiment_joins_too(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)
     node.send_registration()
@@ -125,7 +125,7 @@ def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
     second.close()
 
 
-def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed(executor, joined):
+def test_orders_of_a_turn_are_one_message_with_start_details_until_confirmed(executor, joined):
     second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     executor.perform([START, second])
     send_assignment = joined.read_commands()
@@ -164,7 +164,7 @@ def test_the_reply_announces_the_newest_orders(executor, joined):
     eventually(lambda: joined.reply("v") == "1:1")
 
 
-def test_orders_that_are_not_confirmed_are_sent_again(executor, joined, quick_polls):
+def test_unconfirmed_orders_are_sent_again(executor, joined, quick_polls):
     executor.perform([START])
     lost = joined.read_commands()
     joined.confirmed = (0, 0)  # as if it had never come
@@ -189,7 +189,7 @@ def test_a_released_trial_is_no_longer_listed(executor, joined, quick_polls):
 
 
 @pytest.mark.parity(64, 179)
-def test_batches_become_facts_and_are_kept_until_they_are_journalled(executor, joined):
+def test_batches_are_kept_until_journalled(executor, joined):
     joined.send(KEY, result(1), result(2))
     joined.send(KEY, m.TrialFinished("t1", 1))
     facts = poll_until(executor, m.TrialFinished)
@@ -207,7 +207,7 @@ def test_batches_become_facts_and_are_kept_until_they_are_journalled(executor, j
     assert joined.send(KEY, result(3)), "the empty stream must stay"
 
 
-def test_a_flood_is_read_in_order_and_whole(executor, joined):
+def test_flood_of_events_is_read_completely_and_in_order(executor, joined):
     sender = threading.Thread(
         target=lambda: [
             joined.send(KEY, *(result(step) for step in range(1 + 100 * n, 101 + 100 * n)))
@@ -225,9 +225,7 @@ def test_a_flood_is_read_in_order_and_whole(executor, joined):
     assert steps == list(range(1, 10_001))
 
 
-def test_a_restarted_node_takes_its_own_place_after_its_predecessors_last_words(
-    executor, joined, farm
-):
+def test_restarted_node_joins_after_last_events_of_its_predecessor(executor, joined, farm):
     joined.send(KEY, result(1))
     successor = FakeNode(farm.url, "inc2")
     successor.send_registration()
@@ -255,7 +253,7 @@ class CountedExcuses:
         self.excuses += 1
 
 
-def test_f22_a_node_that_died_with_trials_is_excused_and_one_that_died_without_is_not(farm):
+def test_f22_node_that_died_with_trials_is_excused_and_idle_node_is_not(farm):
     backing = CountedExcuses()
     nodes = [FakeNode(farm.url, f"inc{number}") for number in (1, 2, 3)]
     with closing(CeleryTrialExecutor(farm.url, term=1, backing=backing)) as executor:
@@ -271,7 +269,7 @@ def test_f22_a_node_that_died_with_trials_is_excused_and_one_that_died_without_i
         node.close()
 
 
-def test_a_silent_node_is_lost_and_gets_no_mail_and_is_not_fenced(executor, joined, short_leases):
+def test_silent_node_is_lost_gets_no_messages_and_is_not_fenced(executor, joined, short_leases):
     executor.perform([START])
     facts = poll_until(executor, m.NodeLost)
     executor.poll(0.0)
@@ -283,7 +281,7 @@ def test_a_silent_node_is_lost_and_gets_no_mail_and_is_not_fenced(executor, join
     assert not joined.redis.exists(redis_keys.queue("inc1"))
 
 
-def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_before(
+def test_returned_node_gets_current_assignments_and_no_older_ones(
     executor, joined, short_leases, monkeypatch
 ):
     executor.perform([START])
@@ -317,7 +315,7 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
     assert [order.trial for order in last.orders] == ["t1"]
 
 
-def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor, joined):
+def test_node_that_deregisters_is_dead_at_once_and_leaves_no_keys(executor, joined):
     executor.perform([START])
     joined.send(KEY, result(1))
     joined.send_deregistration()
@@ -331,9 +329,7 @@ def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor
 
 
 @pytest.mark.parametrize("ending", ["deregistration", "restart"])
-def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read(
-    executor, joined, farm, ending
-):
+def test_node_counts_as_dead_only_after_its_last_event_is_read(executor, joined, farm, ending):
     for step in range(1, 101):
         joined.send(KEY, result(step))
     if ending == "deregistration":
@@ -348,7 +344,7 @@ def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read
     assert steps == list(range(1, 101))
 
 
-def test_f03_the_next_scheduler_continues_with_what_nodes_host_and_reads_nothing_twice(farm, node):
+def test_f03_next_scheduler_keeps_running_trials_and_reads_nothing_twice(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)
     node.send_registration()
@@ -376,9 +372,7 @@ def test_f03_the_next_scheduler_continues_with_what_nodes_host_and_reads_nothing
     second.close(now=True)
 
 
-def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
-    executor, joined, farm
-):
+def test_killed_redis_comes_back_with_nothing_lost(executor, joined, farm):
     executor.perform([START])
     joined.read_commands()
     joined.send(KEY, result(1))
@@ -410,7 +404,7 @@ def _is_new_generation(node: FakeNode, old: bytes) -> bool:
         return False
 
 
-def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, quick_polls):
+def test_wiped_redis_is_noticed_and_read_from_the_start(executor, joined, quick_polls):
     executor.perform([START])
     joined.read_commands()
     joined.send(KEY, result(1), result(2))
@@ -426,7 +420,7 @@ def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, 
     assert not any(isinstance(fact, m.NodeJoined) for fact in facts)
 
 
-def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
+def test_unreachable_redis_is_named_with_the_time_tried():
     executor = CeleryTrialExecutor("redis://:secret@127.0.0.1:1/0", term=1, connect_within=0.3)
 
     with pytest.raises(RedisUnavailable, match=r"127\.0\.0\.1:1.*for (0\.[3-9]|[1-9])") as raised:
@@ -436,7 +430,7 @@ def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
 
 
 @pytest.mark.parity(134)
-def test_while_redis_is_away_a_person_is_told_and_the_loop_continues(farm):
+def test_missing_redis_is_reported_and_the_loop_continues(farm):
     executor = CeleryTrialExecutor(farm.url, term=1)
     executor.open(PLAN)
     farm.stop()
@@ -448,7 +442,7 @@ def test_while_redis_is_away_a_person_is_told_and_the_loop_continues(farm):
     executor.close()
 
 
-def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
+def test_embedded_farm_that_does_not_come_back_is_an_error(farm, executor):
     farm.stop()
 
     with pytest.raises(RedisUnavailable, match="watchdog process ended"):
@@ -466,7 +460,7 @@ def test_a_wake_up_ends_a_poll_at_once(executor):
     timer.join()
 
 
-def test_waiting_costs_next_to_nothing(executor, joined):
+def test_executor_that_waits_uses_almost_no_cpu(executor, joined):
     executor.poll(0.1)
 
     def is_cheap() -> bool:
@@ -477,7 +471,7 @@ def test_waiting_costs_next_to_nothing(executor, joined):
     assert any(is_cheap() for _ in range(3))  # other tests' garbage may be collected now
 
 
-def test_what_is_left_of_an_experiment_expires(executor, joined):
+def test_keys_left_by_an_experiment_expire(executor, joined):
     executor.perform([START])
     joined.read_commands()
     joined.send(KEY, result(1))
@@ -502,7 +496,7 @@ def test_what_is_left_of_an_experiment_expires(executor, joined):
     executor.close()  # again is allowed
 
 
-def test_the_roster_does_not_grow_with_the_nodes_that_died(executor, farm, quick_polls):
+def test_node_registry_does_not_grow_with_dead_nodes(executor, farm, quick_polls):
     for number in range(3):
         node = FakeNode(farm.url, f"inc{number}")
         node.send_registration()

@@ -94,9 +94,7 @@ def test_checkpoints_are_listed_verified_copied_and_removed(experiment, tunemq, 
     assert "5 checkpoints, 30.0 kB" in listed
 
 
-def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
-    minio, bucket, tunemq, tmp_path
-):
+def test_old_journal_copy_removes_no_checkpoint_unknown_to_it(minio, bucket, tunemq, tmp_path):
     address = minio.address(bucket, "results")
     grid = fit(saver, name="models", storage_path=address)
     experiment, whole = join(address, "models"), Path(grid.experiment_path, FILE_NAME)
@@ -118,7 +116,7 @@ def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
     assert "2 of 2 checkpoints are whole" in verified
 
 
-def test_damage_is_named(experiment, tunemq):
+def test_damaged_checkpoint_is_named(experiment, tunemq):
     keys = keys_of(tunemq("checkpoints", "list", experiment).stdout)
     damage(experiment, keys[4])
     told = tunemq("checkpoints", "verify", experiment, code=1).stdout
@@ -129,7 +127,7 @@ def test_damage_is_named(experiment, tunemq):
     assert keys[4] in rejected
 
 
-def test_what_is_no_experiment_is_refused(tunemq, tmp_path, minio):
+def test_folder_without_experiment_is_refused(tunemq, tmp_path, minio):
     assert "is not an experiment" in tunemq("checkpoints", "list", tmp_path, code=64).stderr
     address = minio.address(minio.create_bucket(), "nothing/here")
     assert "is not an experiment" in tunemq("checkpoints", "list", address, code=64).stderr
@@ -137,7 +135,7 @@ def test_what_is_no_experiment_is_refused(tunemq, tmp_path, minio):
     assert "there-is-no-such-bucket" in missing
 
 
-def test_an_unknown_checkpoint_is_refused_with_those_that_there_are(tunemq, tmp_path):
+def test_unknown_checkpoint_is_refused_with_the_existing_ones_listed(tunemq, tmp_path):
     grid = fit(saver, name="models", storage_path=str(tmp_path / "results"))
     told = tunemq("checkpoints", "get", grid.experiment_path, "nonsense", code=64).stderr
     assert "no checkpoint 'nonsense'" in told

@@ -66,7 +66,7 @@ def descendants(farm: EmbeddedFarm) -> list[psutil.Process]:
     return psutil.Process(farm.watchdog_pid).children(recursive=True)
 
 
-def test_its_redis_answers_soon_is_private_and_evicts_nothing(farm):
+def test_embedded_redis_answers_soon_is_private_and_evicts_nothing(farm):
     client = redis.Redis.from_url(farm.url)
     folder = os.stat(farm.folder)
 
@@ -77,7 +77,7 @@ def test_its_redis_answers_soon_is_private_and_evicts_nothing(farm):
     client.close()
 
 
-def test_it_is_there_in_a_fraction_of_a_second():
+def test_embedded_farm_starts_in_a_fraction_of_a_second():
     def took() -> float:
         started = time.perf_counter()
         farm = start_farm()
@@ -90,9 +90,7 @@ def test_it_is_there_in_a_fraction_of_a_second():
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_ctrl_c_while_it_is_started_leaves_no_process_and_no_folder(
-    monkeypatch, tmp_path, has_begun
-):
+def test_ctrl_c_during_start_leaves_no_process_and_no_folder(monkeypatch, tmp_path, has_begun):
     start, started = EmbeddedFarm._start_watchdog, []
 
     def is_interrupted(farm, *arguments):
@@ -110,7 +108,7 @@ def test_ctrl_c_while_it_is_started_leaves_no_process_and_no_folder(
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
-def test_stopping_leaves_no_process_and_no_folder(farm):
+def test_stopped_farm_leaves_no_process_and_no_folder(farm):
     eventually(lambda: len(descendants(farm)) == 3)
     running = [psutil.Process(farm.watchdog_pid), *descendants(farm)]
     farm.stop()
@@ -120,7 +118,7 @@ def test_stopping_leaves_no_process_and_no_folder(farm):
     farm.stop()  # again is allowed
 
 
-def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
+def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):
     first = told_pid_of(farm, runtime_layout.REDIS)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, runtime_layout.REDIS) not in {0, first})
@@ -130,7 +128,7 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
     assert farm.notices() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
 
 
-def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
+def test_node_that_dies_is_restarted_and_its_orphans_are_killed(farm):
     eventually(lambda: len(descendants(farm)) == 3)
     first = told_pid_of(farm, runtime_layout.NODE)
     (orphan,) = psutil.Process(first).children()
@@ -141,7 +139,7 @@ def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
     assert pid_of(farm, runtime_layout.REDIS) in {process.pid for process in descendants(farm)}
 
 
-def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
+def test_node_that_cannot_run_is_given_up_with_the_reason():
     farm = EmbeddedFarm(
         1, make_node_command=lambda *_: ["/bin/sh", "-c", "echo no such module >&2; exit 3"]
     )
@@ -159,7 +157,7 @@ def kill_node(farm: EmbeddedFarm) -> None:
     eventually(lambda: farm.trouble() or pid_of(farm, runtime_layout.NODE) != before)
 
 
-def test_f22_deaths_of_a_node_for_which_a_trial_is_judged_are_not_held_against_it():
+def test_f22_node_deaths_blamed_on_a_trial_do_not_count_against_the_node():
     farm = start_farm("exec sleep 600")
     for _ in range(8):
         kill_node(farm)
@@ -172,7 +170,7 @@ def test_f22_deaths_of_a_node_for_which_a_trial_is_judged_are_not_held_against_i
     farm.stop()
 
 
-def test_a_command_that_does_not_exist_is_given_up_and_named():
+def test_missing_command_is_given_up_and_named():
     farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/no/such/python"])
     eventually(farm.trouble)
 
@@ -180,7 +178,7 @@ def test_a_command_that_does_not_exist_is_given_up_and_named():
     farm.stop()
 
 
-def test_when_its_watchdog_is_killed_everything_goes_and_the_handle_says_so():
+def test_killed_watchdog_ends_the_farm_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
     services = [
         psutil.Process(told_pid_of(farm, name))
@@ -219,7 +217,7 @@ def prewarmed() -> Iterator[EmbeddedFarm]:
     farm.stop()
 
 
-def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(prewarmed):
+def test_prewarm_list_is_in_a_private_file_and_on_no_command_line(prewarmed):
     path = os.path.join(prewarmed.folder, runtime_layout.PREWARM)
     node = psutil.Process(told_pid_of(prewarmed, runtime_layout.NODE))
     eventually(lambda: path in node.cmdline())
@@ -229,7 +227,7 @@ def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(
     assert not any("s3cret" in word for process in everybody for word in process.cmdline())
 
 
-def test_a_node_reads_the_file_once_and_removes_it():
+def test_node_reads_the_prewarm_file_once_and_removes_it():
     environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
@@ -261,7 +259,7 @@ def test_a_farm_whose_watchdog_died_is_replaced(stand_in):
     eventually(lambda: not os.path.exists(first.folder))
 
 
-def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_script(monkeypatch):
+def test_search_that_may_use_gpus_gets_a_farm_with_the_scripts_gpus(monkeypatch):
     warm_farms.stop_all()
 
     def search(*, gpus: bool) -> EmbeddedFarm:
@@ -350,7 +348,7 @@ def test_the_watchdog_ends_everything_when_it_is_terminated(farm):
     assert not os.path.exists(farm.folder)
 
 
-def test_where_the_runtime_directory_has_a_long_path_another_place_is_found(tmp_path, monkeypatch):
+def test_runtime_directory_with_a_long_path_is_replaced_by_another(tmp_path, monkeypatch):
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
@@ -362,7 +360,7 @@ def test_where_the_runtime_directory_has_a_long_path_another_place_is_found(tmp_
     os.rmdir(folder)
 
 
-def test_where_there_is_no_place_the_reason_is_told(tmp_path, monkeypatch):
+def test_missing_runtime_directory_is_an_error_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime_folder, "_places", lambda: iter([str(tmp_path / "missing")]))
 
     with pytest.raises(ConfigError, match="Set XDG_RUNTIME_DIR or TMPDIR"):
@@ -376,7 +374,7 @@ def fake_server(folder: Path, version: str) -> str:
     return str(path)
 
 
-def test_the_redis_server_that_was_named_is_used(tmp_path, monkeypatch):
+def test_named_redis_server_is_used(tmp_path, monkeypatch):
     path = fake_server(tmp_path, "7.0.15")
     monkeypatch.setenv("TUNEMQ_REDIS_SERVER", path)
 
@@ -386,14 +384,14 @@ def test_the_redis_server_that_was_named_is_used(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "why"), [("/no/such/file", "cannot be run"), ("/bin/true", "does not say its version")]
 )
-def test_a_named_redis_server_that_is_none_is_refused(path, why, monkeypatch):
+def test_named_redis_server_that_is_no_redis_is_refused(path, why, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REDIS_SERVER", path)
 
     with pytest.raises(ConfigError, match=f"TUNEMQ_REDIS_SERVER is '{path}': it {why}"):
         find_redis_server()
 
 
-def test_a_system_redis_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+def test_system_redis_that_is_too_old_is_not_used(tmp_path, monkeypatch):
     old = fake_server(tmp_path, "6.0.16")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_redis_server() != old
@@ -402,7 +400,7 @@ def test_a_system_redis_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
     assert find_redis_server() == new
 
 
-def test_without_any_redis_server_the_person_is_told_what_to_install(tmp_path, monkeypatch):
+def test_missing_redis_server_is_an_error_that_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tunemq_scheduler.embedded.redis_server._bundled", lambda: None)
 
@@ -410,7 +408,7 @@ def test_without_any_redis_server_the_person_is_told_what_to_install(tmp_path, m
         find_redis_server()
 
 
-def test_the_number_of_cpus_comes_from_the_environment_or_from_what_may_be_used(monkeypatch):
+def test_number_of_cpus_comes_from_the_environment_or_the_usable_cpus(monkeypatch):
     monkeypatch.delenv("TUNEMQ_CPUS", raising=False)
     assert default_cpus() == len(os.sched_getaffinity(0))
 
@@ -422,7 +420,7 @@ def test_the_number_of_cpus_comes_from_the_environment_or_from_what_may_be_used(
             default_cpus()
 
 
-def test_a_source_checkout_can_be_imported_by_what_is_started(monkeypatch):
+def test_started_processes_can_import_a_source_checkout(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
     environ = environment()
 

@@ -145,7 +145,7 @@ def forkservers() -> Iterator[ExperimentForkservers]:
         ("raise RuntimeError('no such day')", EXIT_FAILED),
     ],
 )
-def test_how_it_ended_is_known(begin, usual, body, returncode):
+def test_experiment_process_end_is_reported_with_its_exit_code(begin, usual, body, returncode):
     experiment = begin(usual, "search", body)
     assert experiment.ends() == returncode
     assert experiment.process.pid is not None
@@ -190,9 +190,7 @@ sys.exit(0)
 """
 
 
-def test_each_finds_its_own_surroundings_and_nothing_of_the_farms_or_of_others(
-    begin, forkservers, monkeypatch
-):
+def test_experiment_sees_its_own_environment_and_no_other(begin, forkservers, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REDIS", "redis://:secret@nowhere/0")
     experiments = [begin(forkservers, name, _LOOKS) for name in ("one", "two")]
     found = [experiment.told() for experiment in experiments]
@@ -218,7 +216,7 @@ def test_each_finds_its_own_surroundings_and_nothing_of_the_farms_or_of_others(
     assert found[0]["random"] != found[1]["random"]
 
 
-def test_the_forkserver_can_be_read_by_nobody(begin, usual, tmp_path):
+def test_forkserver_memory_is_readable_by_no_other_process(begin, usual, tmp_path):
     experiment = begin(usual, "search", "tell(parent=os.getppid())\nos._exit(0)")
     parent = experiment.told()["parent"]
     experiment.ends()
@@ -232,7 +230,7 @@ def test_the_forkserver_can_be_read_by_nobody(begin, usual, tmp_path):
     assert b"denied" in seen.stderr
 
 
-def test_its_variables_and_its_interpreter_are_its_own(begin, usual, tmp_path):
+def test_experiment_has_its_own_variables_and_interpreter(begin, usual, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nMADE_BY="the other" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -255,7 +253,7 @@ def test_its_variables_and_its_interpreter_are_its_own(begin, usual, tmp_path):
     assert found["parent"] != usually["parent"]
 
 
-def test_modules_of_the_same_name_do_not_meet(begin, usual, tmp_path):
+def test_experiments_with_modules_of_the_same_name_use_their_own(begin, usual, tmp_path):
     body = (
         "sys.path.insert(0, str(HERE / 'code'))\nimport model\ntell(whose=model.WHOSE)\nos._exit(0)"
     )
@@ -271,7 +269,7 @@ def test_modules_of_the_same_name_do_not_meet(begin, usual, tmp_path):
 
 
 @pytest.mark.parametrize("code", [1, 0])
-def test_an_interpreter_that_cannot_run_experiments_is_told_with_its_last_words(
+def test_interpreter_that_cannot_run_experiments_is_reported_with_its_output(
     begin, usual, tmp_path, code
 ):
     python = tmp_path / "python"
@@ -283,7 +281,9 @@ def test_an_interpreter_that_cannot_run_experiments_is_told_with_its_last_words(
     assert "No module named tunemq_scheduler" in experiment.said()
 
 
-def test_interpreter_with_another_tunemq_ends_with_a_code_of_its_own(begin, usual, tmp_path):
+def test_interpreter_with_another_tunemq_version_ends_with_a_separate_exit_code(
+    begin, usual, tmp_path
+):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" "$3" "$4" "$5" 0.0.9 "$7"\n')
     python.chmod(0o755)
@@ -293,7 +293,7 @@ def test_interpreter_with_another_tunemq_ends_with_a_code_of_its_own(begin, usua
     assert "Install the scheduler's TuneMQ in it" in experiment.said()
 
 
-def test_an_interpreter_that_a_signal_kills_is_told_with_its_last_words(begin, usual, tmp_path):
+def test_interpreter_killed_by_a_signal_is_reported_with_its_output(begin, usual, tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'no such instruction' >&2\nkill -SEGV $$\n")
     python.chmod(0o755)
@@ -315,7 +315,9 @@ control.recv(1)
 @pytest.mark.parametrize(
     "answer", [b"hello", msgspec.msgpack.encode({"type": "forked", "pid": 2**40})]
 )
-def test_an_interpreter_that_says_nonsense_harms_nobody_else(begin, usual, tmp_path, answer):
+def test_interpreter_with_malformed_output_harms_no_other_experiment(
+    begin, usual, tmp_path, answer
+):
     python = tmp_path / "python"
     python.write_text(_BABBLER.format(python=sys.executable, answer=answer))
     python.chmod(0o755)
@@ -324,9 +326,7 @@ def test_an_interpreter_that_says_nonsense_harms_nobody_else(begin, usual, tmp_p
     assert f"{python} is no interpreter with TuneMQ" in experiment.said()
 
 
-def test_a_forkserver_that_has_no_descriptor_left_refuses_and_continues(
-    begin, forkservers, tmp_path
-):
+def test_forkserver_without_descriptors_refuses_and_continues(begin, forkservers, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -n 20\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -363,7 +363,7 @@ def test_experiment_that_dies_before_it_leaves_the_forkserver_is_reported_and_re
     eventually(lambda: children.read_text() == "")
 
 
-def test_a_service_manager_that_ends_all_processes_leaves_it_to_the_supervisor(begin, forkservers):
+def test_forkserver_ignores_termination_signals_of_a_service_manager(begin, forkservers):
     one = begin(forkservers, "one", "tell(parent=os.getppid())\ntime.sleep(999)")
     parent = one.told()["parent"]
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -377,9 +377,7 @@ def test_a_service_manager_that_ends_all_processes_leaves_it_to_the_supervisor(b
 _SLEEPS = "tell(pid=os.getpid(), parent=os.getppid())\ntime.sleep(999)"
 
 
-def test_a_killed_forkserver_takes_its_experiments_along_and_is_followed_by_another(
-    begin, forkservers
-):
+def test_killed_forkserver_ends_its_experiments_and_is_replaced(begin, forkservers):
     experiments = [begin(forkservers, name, _SLEEPS) for name in ("one", "two")]
     parents = {experiment.told()["parent"] for experiment in experiments}
     (parent,) = parents
@@ -392,9 +390,7 @@ def test_a_killed_forkserver_takes_its_experiments_along_and_is_followed_by_anot
     assert again.ends() == 0
 
 
-def test_one_that_does_not_answer_is_killed_and_followed_by_another(
-    begin, forkservers, monkeypatch
-):
+def test_forkserver_that_does_not_answer_is_killed_and_replaced(begin, forkservers, monkeypatch):
     one = begin(forkservers, "one", _SLEEPS)
     parent = one.told()["parent"]
     os.kill(parent, signal.SIGSTOP)
@@ -407,7 +403,7 @@ def test_one_that_does_not_answer_is_killed_and_followed_by_another(
     assert begin(forkservers, "three", "os._exit(0)").ends() == 0
 
 
-def test_one_that_is_killed_before_it_is_forked_does_not_run(begin, forkservers):
+def test_experiment_killed_before_its_fork_does_not_run(begin, forkservers):
     one = begin(forkservers, "one", _SLEEPS)
     parent = one.told()["parent"]
     os.kill(parent, signal.SIGSTOP)
@@ -423,7 +419,7 @@ def test_one_that_is_killed_before_it_is_forked_does_not_run(begin, forkservers)
     assert one.ends() == -signal.SIGKILL
 
 
-def test_those_that_nobody_uses_end_but_for_the_usual_one(begin, forkservers, monkeypatch):
+def test_unused_forkservers_end_except_the_default_one(begin, forkservers, monkeypatch):
     body = "tell(parent=os.getppid())\nos._exit(0)"
     rare = begin(forkservers, "rare", body, variables={"MINE": "yes"})
     usual_one = begin(forkservers, "usual", body)

@@ -66,7 +66,7 @@ def as_json(text: str) -> Any:
     return json.loads(text)
 
 
-def test_a_script_is_submitted_with_all_that_was_said_of_it(api, tunemq):
+def test_submit_passes_on_all_options_of_a_script(api, tunemq):
     name = tunemq(
         *("submit", "train.py:other", "--name", "exp", "--owner", "bob", "--priority", "-3"),
         *("--python", "/venv/bin/python", "--env", "A=1=2", "--env", "B=", "--preload", "a.b, c"),
@@ -84,7 +84,7 @@ def test_a_script_is_submitted_with_all_that_was_said_of_it(api, tunemq):
     assert entry.settings.preload == ("a.b", "c")
 
 
-def test_a_variable_without_a_value_has_the_one_that_it_has_here(api, tunemq, monkeypatch):
+def test_submit_variable_without_a_value_takes_it_from_the_environment(api, tunemq, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hidden")
     tunemq("submit", "train.py", "--name", "exp", "--env", "WANDB_API_KEY", "--detach")
     assert api.queue.get("exp").settings.variables == {"WANDB_API_KEY": "hidden"}
@@ -96,7 +96,7 @@ def test_command_with_a_password_among_its_arguments_warns(tunemq):
     assert "hidden" not in tunemq.err
 
 
-def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(api, tunemq):
+def test_submit_without_name_or_owner_makes_a_name_and_uses_the_login(api, tunemq):
     told = as_json(tunemq("submit", "train.py", "--detach", "--json"))
     assert told["name"].startswith("train_20")
     assert api.queue.get(told["name"]).owner == "ann"
@@ -138,7 +138,7 @@ def test_submit_ends_with_1_where_the_experiment_fails(api, tunemq):
     assert "its callback raised" in tunemq.err
 
 
-def test_ctrl_c_leaves_it_running_and_says_so(api):
+def test_ctrl_c_of_submit_leaves_the_experiment_running_and_says_so(api):
     process = subprocess.Popen(
         [sys.executable, "-m", "tunemq", "submit", "train.py", "--name", "exp"],
         env={**os.environ, "PYTHONSAFEPATH": "1"},
@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_it_running_and_says_so(api):
     assert api.queue.get("exp").state is State.QUEUED
 
 
-def test_ls_is_a_table_and_json(queued, tunemq):
+def test_ls_prints_a_table_or_json(queued, tunemq):
     tunemq("submit", "train.py", "--name", "old", "--detach", "--owner", "bob")
     tunemq("stop", "old")
     tunemq("submit", "train.py", "--name", "next", "--detach", "--owner", "bob")
@@ -181,7 +181,7 @@ def test_ls_is_a_table_and_json(queued, tunemq):
     assert "old" not in tunemq("ls", "--active")
 
 
-def test_show_tells_of_the_experiment_and_its_trials(queued, tunemq):
+def test_show_prints_the_experiment_and_its_trials(queued, tunemq):
     assert "QUEUED: next" in tunemq("show", "exp")
     queued.run("exp")
 
@@ -194,7 +194,7 @@ def test_show_tells_of_the_experiment_and_its_trials(queued, tunemq):
     assert told["experiment"]["owner"] == "ann"
 
 
-def test_logs_are_shown_whole_from_their_tail_and_as_json(queued, tunemq):
+def test_logs_prints_all_lines_the_tail_or_json(queued, tunemq):
     text = "".join(f"line {number}\n" for number in range(50_000))
     (queued.folder / "exp.log").write_text(text)
     (queued.folder / "exp-aaaaa_00000.log").write_text("of a trial\n")
@@ -220,7 +220,7 @@ def test_logs_are_followed_to_the_experiments_end(queued, tunemq):
     assert "exp is FINISHED" in tunemq.err
 
 
-def test_each_change_is_told_in_a_line_and_in_json(queued, tunemq):
+def test_commands_print_each_change_as_a_line_and_as_json(queued, tunemq):
     assert tunemq("pause", "exp") == "exp is paused\n"
     assert tunemq("resume", "exp") == "exp is queued again\n"
     queued.run("exp")
@@ -235,7 +235,7 @@ def test_each_change_is_told_in_a_line_and_in_json(queued, tunemq):
     assert tunemq("rm", "exp") == "exp is removed; its files are left\n"
 
 
-def test_files_are_removed_only_if_that_was_meant(queued, tunemq, monkeypatch):
+def test_rm_removes_files_only_when_confirmed(queued, tunemq, monkeypatch):
     tunemq("stop", "exp")
     monkeypatch.setattr("builtins.input", lambda: "n")
     tunemq("rm", "exp", "--files", code=1)
@@ -245,7 +245,7 @@ def test_files_are_removed_only_if_that_was_meant(queued, tunemq, monkeypatch):
     assert queued.experiments.told == [("remove_files", "exp"), ("forget", "exp")]
 
 
-def test_why_says_why(queued, tunemq):
+def test_why_prints_the_reason(queued, tunemq):
     assert tunemq("why", "exp").splitlines()[0] == "exp is QUEUED"
     queued.run("exp")
     assert "no node has 1 gpu free" in tunemq("why", "exp/aaaaa_00000")
@@ -299,14 +299,14 @@ def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
         ("nodes drain alfa", 64, "there is no node 'alfa'; did you mean alpha?"),
     ],
 )
-def test_wrong_use_is_told_with_what_to_do(queued, tunemq, line, code, told):
+def test_wrong_use_is_an_error_that_says_what_to_do(queued, tunemq, line, code, told):
     tunemq(*line.split(), code=code)
     assert told in tunemq.err
     assert tunemq.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["show", "nodes dance", "ls --dance", "logs exp --tail -1", "why"])
-def test_a_command_line_that_cannot_be_read_ends_with_2(line):
+def test_invalid_arguments_end_with_2(line):
     with pytest.raises(SystemExit) as ended:
         main(line.split())
     assert ended.value.code == 2
@@ -327,7 +327,7 @@ def test_a_farm_without_a_scheduler_ends_with_75(server, tunemq):
     assert "tunemq scheduler" in tunemq.err
 
 
-def test_what_programs_named_is_made_harmless(api, tunemq):
+def test_names_from_programs_are_escaped(api, tunemq):
     tunemq("submit", "train.py", "--name", "exp", "--detach")
     with api.lock:
         api.queue.explain("exp", "bad \x1b[31m [bold]thing")

@@ -48,7 +48,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
         redis.end()
 
 
-def test_f23_who_needs_a_device_that_others_use_waits_is_told_so_and_runs_when_they_have_gone(
+def test_f23_trial_that_needs_a_gpu_in_use_waits_with_a_notice_and_runs_later(
     farm: FarmService, uuids: list[str], tmp_path: Path
 ) -> None:
     gpus = FakeGpus(tmp_path / "gpus.json", [gpu(uuid) for uuid in uuids])

@@ -67,7 +67,7 @@ def has(farm: FarmService, expected: dict[str, float]) -> None:
     eventually(is_said, within=60, message=what_is_said)
 
 
-def test_the_metrics_of_a_farm_follow_what_it_does(farm, uuids):
+def test_metrics_of_a_farm_follow_its_activity(farm, uuids):
     more = ("--gpus", ",".join(uuids), "--resources", '{"licence": 3}')
     worker = farm.add_worker("one", 4, *more)
     farm.has_nodes("one")

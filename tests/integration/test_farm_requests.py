@@ -86,7 +86,7 @@ def test_an_experiment_is_queued_and_listed(api, client):
     assert row.id == submitted.id
 
 
-def test_nothing_is_left_in_redis(api, client, server):
+def test_answered_request_leaves_no_keys_in_redis(api, client, server):
     client.ask(submit(), a.ExperimentSubmitted)
     client.ask(r.ListExperiments(), a.ExperimentList)
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_in_redis(api, client, server):
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_what_is_sent_twice_is_done_once_and_answered_again(api, server):
+def test_request_sent_twice_is_done_once_and_answered_again(api, server):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     first = send(server, kind="submit", body=body)
     server.client.delete(redis_keys.answer("0" * 32))
@@ -104,7 +104,7 @@ def test_what_is_sent_twice_is_done_once_and_answered_again(api, server):
     assert [entry.name for entry in api.queue.all()] == ["exp"]
 
 
-def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
+def test_request_done_by_the_previous_scheduler_is_not_repeated(server, tmp_path):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     with served(server.url, server.client, tmp_path):
         first = send(server, kind="submit", body=body)
@@ -114,7 +114,7 @@ def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
         assert len(api.queue.all()) == 1
 
 
-def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tmp_path):
+def test_forgotten_submission_is_recognized_by_its_request(server, tmp_path):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     with served(server.url, server.client, tmp_path):
         send(server, kind="submit", body=body)
@@ -145,7 +145,7 @@ def test_an_answer_that_comes_later_is_waited_for(api, client):
     assert detail_found.folder == str(api.folder / "exp")
 
 
-def test_an_experiment_that_does_not_answer_is_told(api, client, monkeypatch):
+def test_unresponsive_experiment_is_reported(api, client, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._TIMEOUT_S", 0.05)
     client.ask(submit(), a.ExperimentSubmitted)
     api.run("exp")
@@ -154,7 +154,7 @@ def test_an_experiment_that_does_not_answer_is_told(api, client, monkeypatch):
         client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail)
 
 
-def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(api, client):
+def test_unknown_name_is_wrong_use_and_similar_names_are_listed(api, client):
     client.ask(submit("digits"), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is no experiment 'digit'; did you mean digits"):
         client.ask(r.ShowExperiment(name="digit"), a.ExperimentDetail)
@@ -162,7 +162,7 @@ def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(api, client):
         client.ask(r.DrainNode(node="gamma"), a.RequestDone)
 
 
-def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(api, client):
+def test_taken_name_is_refused_and_generated_name_gets_a_number(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
     with pytest.raises(ConfigError, match="there is an experiment exp, which is QUEUED"):
         client.ask(submit(), a.ExperimentSubmitted)
@@ -172,7 +172,7 @@ def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(a
         client.ask(submit("old"), a.ExperimentSubmitted)
 
 
-def test_an_experiment_goes_through_its_life_by_requests(api, client):
+def test_requests_pause_resume_stop_and_remove_an_experiment(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
 
     def ask(request):
@@ -213,13 +213,13 @@ def test_an_experiment_goes_through_its_life_by_requests(api, client):
         ({"owner": "../x\n"}, "the owner"),
     ],
 )
-def test_what_cannot_be_read_is_answered_with_why(api, server, changes, told):
+def test_malformed_request_is_answered_with_the_reason(api, server, changes, told):
     reply = send(server, **changes)
     assert told in reply.rejection.text
     assert send(server, "1" * 32).rejection is None
 
 
-def test_another_version_of_requests_is_told_in_what_all_versions_read(api, server):
+def test_request_of_another_version_is_answered_in_a_form_all_versions_read(api, server):
     server.client.xadd(
         redis_keys.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"}
     )
@@ -229,14 +229,14 @@ def test_another_version_of_requests_is_told_in_what_all_versions_read(api, serv
     assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.rejection.text
 
 
-def test_rubbish_in_the_stream_is_thrown_away(api, client, server):
+def test_malformed_entries_in_the_request_stream_are_removed(api, client, server):
     server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
     server.client.xadd(redis_keys.REQUESTS, {"id": "../../x"})
     client.ask(submit(), a.ExperimentSubmitted)
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(api, client, capfd):
+def test_handler_bug_is_reported_and_the_next_request_is_done(api, client, capfd):
     api.nodes.rows = lambda: 1 / 0
     with pytest.raises(RequestRejected, match="ZeroDivisionError"):
         client.ask(r.ListNodes(), a.NodeList)
@@ -253,20 +253,20 @@ def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(a
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client):
+def test_farm_without_scheduler_is_an_error_that_names_the_start_command(server, client):
     with pytest.raises(NoScheduler, match="tunemq scheduler --redis"):
         client.ask(submit(), a.ExperimentSubmitted)
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_a_scheduler_that_has_not_announced_itself_takes_no_requests(server, client, tmp_path):
+def test_scheduler_without_announcement_takes_no_requests(server, client, tmp_path):
     server.client.set(redis_keys.SCHEDULER, "8:token:0:{}")
     server.client.execute_command(*announcing(7))
     with pytest.raises(NoScheduler, match="no scheduler runs"):
         client.farm()
 
 
-def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
+def test_request_without_answer_is_withdrawn(server, tmp_path):
     served_api = ServedApi(server.url, tmp_path)
     served_api.announce(server.client)
     with (
@@ -278,7 +278,7 @@ def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
     assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
-def test_a_request_that_is_old_is_not_done(server, tmp_path):
+def test_expired_request_is_not_done(server, tmp_path):
     seconds, _ = server.client.time()
     body = MessageSigner("").close(msgspec.msgpack.encode(submit()))
     fields = {
@@ -296,7 +296,7 @@ def test_a_request_that_is_old_is_not_done(server, tmp_path):
         assert api.queue.all() == []
 
 
-def test_an_older_scheduler_takes_nothing(server, tmp_path):
+def test_superseded_scheduler_takes_no_requests(server, tmp_path):
     api = ServedApi(server.url, tmp_path, term=7)
     server.client.set(redis_keys.TERM, 8)
     server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
@@ -383,7 +383,7 @@ def test_another_version_of_the_scheduler_is_named(api, client, server):
         client.farm()
 
 
-def test_the_farm_says_where_its_store_is(api, client):
+def test_farm_announces_the_address_of_its_store(api, client):
     assert client.farm().store == str(api.folder / "store")
 
 
@@ -418,7 +418,7 @@ def refusing(server: RedisServer, request: pytest.FixtureRequest) -> str:
     return r"cannot write to its disk.*MISCONF.*make room on the disk"
 
 
-def test_client_of_a_redis_that_refuses_writes_is_told_so_and_not_that_no_scheduler_runs(
+def test_client_of_a_redis_that_refuses_writes_reports_that_and_no_missing_scheduler(
     client, server, refusing
 ):
     with pytest.raises(RedisUnavailable, match=refusing):  # no lease can be renewed there

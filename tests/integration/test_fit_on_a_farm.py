@@ -51,7 +51,7 @@ def blob(api: ServedApi, ref) -> bytes:
     return (api.folder / "store" / "blobs" / ref.sha256).read_bytes()
 
 
-def test_a_detached_search_is_queued_and_its_handle_asks_and_tells(api, server):
+def test_detached_search_is_queued_and_its_handle_reports_on_it(api, server):
     handle = tuner().fit(address=server.url, detached=True, priority=2)
 
     entry = api.queue.get("exp")
@@ -107,13 +107,13 @@ def test_a_search_that_fails_raises_with_why(api, server):
     living.join()
 
 
-def test_results_that_cannot_be_read_from_here_are_said_to_be_elsewhere(api, server):
+def test_results_out_of_reach_are_an_error_that_names_their_place(api, server):
     handle = tuner().fit(address=server.url, detached=True)
     with pytest.raises(TuneError, match=r"exp on the scheduler's machine"):
         handle.get_results()
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_is_queued(api, server):
+def test_unsendable_trainable_is_refused_before_anything_is_queued(api, server):
     lock = threading.Lock()
     with pytest.raises(TrainableError, match="lock"):
         tuner(trainable=lambda config: lock).fit(address=server.url)

@@ -74,7 +74,7 @@ def worker(
     worker.kill()
 
 
-def test_a_worker_says_that_it_is_ready_as_long_as_it_is_and_that_it_stops(worker, manager):
+def test_worker_reports_ready_while_it_serves_and_stopping_when_it_stops(worker, manager):
     assert "worker (process " in becomes(0, worker.file, "--ready")
     eventually(lambda: "READY=1" in manager.lines())
     eventually(lambda: manager.lines().count("WATCHDOG=1") >= 3)
@@ -90,7 +90,7 @@ def test_a_worker_says_that_it_is_ready_as_long_as_it_is_and_that_it_stops(worke
     assert not worker.file.exists()
 
 
-def test_a_worker_that_hangs_is_found_and_one_that_continues_is_well(worker, manager):
+def test_hanging_worker_is_found_and_continued_worker_is_healthy(worker, manager):
     becomes(0, worker.file, "--ready")
     eventually(lambda: "READY=1" in manager.lines())
     worker.send(signal.SIGSTOP)
@@ -103,7 +103,7 @@ def test_a_worker_that_hangs_is_found_and_one_that_continues_is_well(worker, man
     becomes(0, worker.file, "--ready", "--within", "2")
 
 
-def test_a_worker_that_was_killed_is_found(worker):
+def test_killed_worker_is_found(worker):
     becomes(0, worker.file, "--ready")
     worker.kill()
     becomes(1, worker.file, "--within", "1")
@@ -134,9 +134,7 @@ def test_a_worker_whose_redis_hangs_is_alive_and_not_ready(worker, server):
     becomes(0, worker.file, "--ready")
 
 
-def test_a_worker_that_was_fenced_continues_speaking_and_does_not_say_that_it_stops(
-    worker, manager, scheduler
-):
+def test_fenced_worker_keeps_reporting_and_does_not_report_stopping(worker, manager, scheduler):
     becomes(0, worker.file, "--ready")
     eventually(scheduler.registrations)
     registration = scheduler.registrations()[0]  # the worker says so again if Redis answered late
@@ -172,7 +170,7 @@ def farm(tmp_path: Path, redis: TcpRedis, manager: ServiceManager) -> Iterator[F
     farm.close()
 
 
-def test_a_scheduler_that_hangs_is_found_and_one_that_stops_says_so(farm, manager):
+def test_hanging_scheduler_is_found_and_stopping_scheduler_says_so(farm, manager):
     file = farm.folder / "head" / "health"
     assert "scheduler (process " in becomes(0, file, "--ready")
     eventually(lambda: "READY=1" in manager.lines())
@@ -222,7 +220,7 @@ print("names of the search:", *sorted(os.environ))
 """
 
 
-def test_neither_trials_nor_searches_nor_helpers_can_speak_for_the_service(farm, manager):
+def test_trials_searches_and_helpers_cannot_report_for_the_service(farm, manager):
     farm.of_home["one"] = {"TUNEMQ_HEALTH": str(farm.folder / "h1"), **manager.variables}
     worker = farm.add_worker("one", cpus=1)
     farm.has_nodes("one")

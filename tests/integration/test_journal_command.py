@@ -61,7 +61,7 @@ def experiment(searched: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(searched, tmp_path / "copied"))
 
 
-def test_each_event_is_a_line(experiment: Path, tunemq: Run) -> None:
+def test_journal_show_prints_a_line_for_each_event(experiment: Path, tunemq: Run) -> None:
     lines = tunemq("show", experiment).stdout.splitlines()
     entries = [entry for turn in read_turns(experiment / "journal") for entry in turn]
     assert len(lines) == len(entries)
@@ -74,7 +74,7 @@ def test_each_event_is_a_line(experiment: Path, tunemq: Run) -> None:
     assert tunemq("show", experiment / "journal", "--tail", 3).stdout.splitlines() == lines[-3:]
 
 
-def test_as_json_each_line_is_an_object(experiment: Path, tunemq: Run) -> None:
+def test_journal_show_as_json_prints_an_object_a_line(experiment: Path, tunemq: Run) -> None:
     shown = [json.loads(line) for line in tunemq("show", experiment, "--json").stdout.splitlines()]
     results = [one for one in shown if one["event"] == "ResultReported"]
     assert [one["step"] for one in results if one["trial"] == results[0]["trial"]] == [*range(1, 6)]
@@ -82,21 +82,23 @@ def test_as_json_each_line_is_an_object(experiment: Path, tunemq: Run) -> None:
     assert sorted({one["turn"] for one in shown}) == [*range(1, shown[-1]["turn"] + 1)]
 
 
-def test_a_whole_journal_is_found_whole(experiment: Path, tunemq: Run) -> None:
+def test_journal_check_of_an_intact_journal_finds_no_damage(experiment: Path, tunemq: Run) -> None:
     said = tunemq("check", experiment).stdout.splitlines()
     assert said[0].startswith("experiment e (")
     assert "3 trials: 3 TERMINATED" in said[2]
     assert said[-1] == "whole"
 
 
-def test_a_torn_end_is_told_and_is_no_damage(experiment: Path, tunemq: Run) -> None:
+def test_journal_check_reports_a_torn_end_as_no_damage(experiment: Path, tunemq: Run) -> None:
     path = turns_file(experiment / "journal", 1)
     os.truncate(path, path.stat().st_size - 5)
     torn = path.stat().st_size - list(JournalFrames(path))[-1].end
     assert f"{torn} bytes at the end" in tunemq("check", experiment).stdout
 
 
-def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: Run) -> None:
+def test_journal_damage_is_named_and_salvage_keeps_everything_before_it(
+    experiment: Path, tunemq: Run
+) -> None:
     folder = experiment / "journal"
     path = turns_file(folder, 1)
     turns = list(read_turns(folder))
@@ -131,7 +133,7 @@ def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: R
 
 
 @pytest.mark.parametrize("what", ["snapshot", "header", "history"])
-def test_what_the_last_generation_has_is_salvaged_with_nothing_lost(
+def test_damage_covered_by_the_last_generation_is_salvaged_without_loss(
     tmp_path: Path, what: str
 ) -> None:
     from tunemq_scheduler.journal.salvage import salvage
@@ -176,7 +178,7 @@ def test_a_journal_in_a_store_is_shown_and_checked(
     assert replay_recovered(recover(Path(here, "journal"))).counts["TERMINATED"] == 1
 
 
-def test_a_copy_of_which_its_store_lost_a_piece_is_shown_up_to_there_and_called_damaged(
+def test_copy_with_a_lost_piece_is_shown_up_to_there_and_called_damaged(
     minio: ObjectServer, bucket: str, tunemq: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in minio.environ.items():

@@ -69,7 +69,7 @@ def fetched(objects: ObjectStore, folder: Path) -> State:
     return state_of(fetch_journal(objects, folder, SIGNER))
 
 
-def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back(
+def test_journal_is_copied_to_the_store_at_once_and_can_be_fetched(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     state: State = ((), ())
@@ -98,7 +98,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
     }
 
 
-def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
+def test_copy_fetched_while_it_grows_is_a_state_that_was_written(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_copy, "PERIOD_S", 0.05)
@@ -131,7 +131,7 @@ def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
         assert copied.close(within_s=60)
 
 
-def test_pieces_are_put_once_and_many_small_ones_become_one(
+def test_pieces_are_uploaded_once_and_small_ones_are_merged(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_copy, "PERIOD_S", 0.001)
@@ -153,7 +153,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == 20
 
 
-def test_copy_is_ahead_of_an_older_journal_and_not_of_its_own_or_where_it_is_damaged(
+def test_copy_is_ahead_only_of_an_older_undamaged_journal(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     folder, backup = tmp_path / "journal", tmp_path / "backup"
@@ -194,7 +194,7 @@ def lose(objects: ObjectStore, key: str, how: str = "gone") -> None:
 
 
 @pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])
-def test_a_piece_that_is_not_listed_is_lost_once_the_next_listing_lacks_it_too(
+def test_piece_missing_in_two_listings_counts_as_lost(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int
 ) -> None:
     with Journal.create(tmp_path / "journal", HEADER) as journal:
@@ -223,7 +223,7 @@ def test_a_piece_that_is_not_listed_is_lost_once_the_next_listing_lacks_it_too(
 
 
 @pytest.mark.parametrize("how", ["gone", "short", "empty"])
-def test_a_copy_is_brought_up_to_what_its_store_lost(
+def test_copy_is_fetched_up_to_the_piece_that_the_store_lost(
     objects: ObjectStore, tmp_path: Path, how: str
 ) -> None:
     with Journal.create(tmp_path / "journal", HEADER) as journal:
@@ -243,7 +243,7 @@ def test_a_copy_is_brought_up_to_what_its_store_lost(
 
 
 @pytest.mark.parametrize("file", ["000004.snapshot", "000003.turns", "000004.turns", "history"])
-def test_a_copy_that_lost_a_file_is_brought_as_far_as_another_generation_of_it_goes(
+def test_copy_with_a_lost_file_is_fetched_from_another_generation(
     objects: ObjectStore, tmp_path: Path, file: str
 ) -> None:
     state: State = ((), ())
@@ -268,7 +268,7 @@ def test_a_copy_that_lost_a_file_is_brought_as_far_as_another_generation_of_it_g
 
 
 @pytest.mark.parametrize("how", ["gone", "short", "empty"])
-def test_what_the_store_lost_while_it_was_away_is_sent_again(
+def test_pieces_lost_while_the_store_was_away_are_sent_again(
     server: ObjectServer, tmp_path: Path, how: str
 ) -> None:
     with (
@@ -293,7 +293,7 @@ def test_what_the_store_lost_while_it_was_away_is_sent_again(
 
 
 @pytest.mark.parametrize("at_close", [False, True])
-def test_what_the_store_lost_in_silence_is_sent_again(
+def test_pieces_that_the_store_lost_silently_are_sent_again(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_close: bool
 ) -> None:
     monkeypatch.setattr(journal_copy, "LOOK_S", 1e9 if at_close else 0.01)
@@ -307,7 +307,7 @@ def test_what_the_store_lost_in_silence_is_sent_again(
         assert names(objects) == before
 
 
-def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
+def test_large_append_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
     big = [m.JournalRecord(m.NodeWarned("n" * 300_000))]
     with Journal.create(tmp_path / "journal", HEADER) as journal:
         for _ in range(40):
@@ -320,7 +320,7 @@ def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) 
     assert list(fetch_journal(objects, tmp_path / "fetched", SIGNER).turns) == [big] * 40
 
 
-def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_one_goes(
+def test_reopened_journal_gets_a_new_copy_and_then_the_old_one_is_removed(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     folder = tmp_path / "journal"
@@ -341,7 +341,7 @@ def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_o
     assert fetched(objects, tmp_path / "fetched") == after(states[-1], TURNS[0])
 
 
-def test_one_that_is_not_complete_yet_does_not_count(objects: ObjectStore, tmp_path: Path) -> None:
+def test_incomplete_copy_does_not_count(objects: ObjectStore, tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     states = begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
@@ -351,9 +351,7 @@ def test_one_that_is_not_complete_yet_does_not_count(objects: ObjectStore, tmp_p
     assert fetched(objects, tmp_path / "fetched") == states[-1]
 
 
-def test_a_snapshot_whose_segment_is_not_there_yet_does_not_count(
-    objects: ObjectStore, tmp_path: Path
-) -> None:
+def test_snapshot_without_its_segment_does_not_count(objects: ObjectStore, tmp_path: Path) -> None:
     with Journal.create(tmp_path / "journal", HEADER) as journal:
         copied = JournalCopy(journal, objects, SIGNER)
         journal.append(TURNS[0])
@@ -362,7 +360,7 @@ def test_a_snapshot_whose_segment_is_not_there_yet_does_not_count(
     assert fetched(objects, tmp_path / "fetched") == after(((), ()), TURNS[0])
 
 
-def test_a_store_that_is_away_stops_nobody_and_is_told_once(
+def test_store_outage_does_not_block_the_writer_and_is_reported_once(
     server: ObjectServer, tmp_path: Path
 ) -> None:
     with (
@@ -387,9 +385,7 @@ def test_a_store_that_is_away_stops_nobody_and_is_told_once(
         assert fetch_journal(objects, tmp_path / "fetched", SIGNER).turn == len(TURNS) + 1
 
 
-def test_whoever_closes_it_waits_for_no_store_that_is_away(
-    server: ObjectServer, tmp_path: Path
-) -> None:
+def test_close_does_not_wait_for_a_store_that_is_away(server: ObjectServer, tmp_path: Path) -> None:
     with (
         server.objects("mine", "e") as objects,
         Journal.create(tmp_path / "journal", HEADER) as journal,
@@ -401,7 +397,7 @@ def test_whoever_closes_it_waits_for_no_store_that_is_away(
         assert copied.turn == 0
 
 
-def test_who_waits_for_the_copy_is_called_when_it_has_grown(
+def test_waiting_caller_is_called_when_the_copy_has_grown(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     called = threading.Event()
@@ -412,7 +408,7 @@ def test_who_waits_for_the_copy_is_called_when_it_has_grown(
         assert copied.close(within_s=60)
 
 
-def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_for(
+def test_exception_in_the_copy_thread_is_raised_to_the_caller_of_its_notices(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     def fails() -> None:
@@ -425,7 +421,7 @@ def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_f
             copied.notices()
 
 
-def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
+def test_copy_is_fetched_only_into_an_empty_folder_and_only_if_complete(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     with pytest.raises(NoSuchObject, match="there is no copy of a journal"):
@@ -498,7 +494,7 @@ def test_superseded_run_neither_hides_nor_removes_the_copy_of_the_later_one(
     assert fetched(objects, tmp_path / "fetched") == after(after(((), ()), TURNS[0]), TURNS[1])
 
 
-def test_bringing_a_search_that_is_cut_off_before_its_end_can_be_repeated(
+def test_interrupted_fetch_of_a_search_can_be_repeated(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal appears last, with the record of the last run: both count only together."""

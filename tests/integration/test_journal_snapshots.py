@@ -31,7 +31,7 @@ def climbs(config):
 
 
 @pytest.mark.parametrize("segment_bytes", [1_000, 5_000])
-def test_the_journal_gives_the_state_whatever_it_was_shortened_to(
+def test_shortened_journal_gives_the_same_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", segment_bytes)
@@ -91,7 +91,7 @@ def fails_first(config):
 
 
 @pytest.mark.parametrize("at_once", [1000, 0])
-def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
+def test_f04_trial_files_are_on_disk_before_a_snapshot_drops_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 3_000)

@@ -88,7 +88,7 @@ def summary_of(results: tune.ResultGrid, place: int) -> TrialSummary:
     return found
 
 
-def test_f23_what_trials_print_decides_what_follows_from_their_failures(farm: Any) -> None:
+def test_f23_log_policies_decide_on_failures_by_trial_output(farm: Any) -> None:
     farm(nodes=2)
     told: list[str] = []
     results = fit(
@@ -129,7 +129,7 @@ def rank_runs_out(config: dict[str, Any]) -> None:
     tune.report({"step": 2})
 
 
-def test_f23_a_gpus_memory_that_ran_out_in_a_child_is_known_and_tried_once_with_a_whole_gpu(
+def test_f23_gpu_out_of_memory_in_a_child_is_retried_once_with_a_whole_gpu(
     farm: Any,
 ) -> None:
     farm(nodes=1, options=("--resources", '{"gpu": 1}'))

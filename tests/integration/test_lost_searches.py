@@ -29,7 +29,7 @@ def test_the_id_of_a_lost_search_is_that_of_its_trials():
     assert LOST.id == "ab12c"
 
 
-def test_nodes_keep_a_search_until_another_farm_was_there_or_it_deregistered(redis):
+def test_lost_search_counts_as_running_until_it_deregisters_or_another_farm_comes(redis):
     client = redis.client
     assert is_running(redis.url, LOST), "Redis was wiped, and nodes were not"
     client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm"), LOST.events_key]))

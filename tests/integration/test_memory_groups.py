@@ -153,7 +153,7 @@ def test_a_trial_that_allocates_fast_never_holds_more_than_its_limit(node, sched
     assert "memory.grouped" in node.log()
 
 
-def test_neighbours_of_a_trial_that_exceeds_its_memory_run_on(node, scheduler):
+def test_trial_over_its_memory_limit_does_not_disturb_its_neighbours(node, scheduler):
     start = {"limits": LIMIT, "trial_number": 2}
     neighbour = order("n", scheduler.start(counts, **start))
     scheduler.assign(node.instance_id, neighbour)
@@ -230,7 +230,7 @@ def reports_thrice(config):
         report({"n": n})
 
 
-def test_a_trial_within_its_limit_finishes_and_its_group_goes(node, scheduler):
+def test_trial_within_its_limit_finishes_and_its_group_is_removed(node, scheduler):
     failed, _ = run(node, scheduler, reports_thrice, limits=LIMIT)
     assert failed is None
     assert scheduler.said(TrialFinished)
@@ -259,7 +259,7 @@ def test_files_that_a_trial_reads_and_writes_do_not_count_against_its_memory(nod
     assert peak <= LIMIT.memory + SMALL
 
 
-def test_groups_of_a_killed_node_go_when_the_next_begins_a_trial(
+def test_groups_of_a_killed_node_are_removed_when_the_next_node_starts_a_trial(
     server, scheduler, tmp_path, group
 ):
     first = GroupedNode(server, scheduler, tmp_path / "first", group)
@@ -349,7 +349,7 @@ def test_a_trial_of_another_user_cannot_raise_its_limit(guarded, server, open_fo
     assert set(rejected.values()) == {"Permission denied"}
 
 
-def test_a_node_that_may_not_divide_its_group_looks_at_memory_and_says_so_once(
+def test_node_without_cgroup_rights_polls_memory_and_says_so_once(
     server, scheduler, tmp_path, group
 ):
     if is_v1():

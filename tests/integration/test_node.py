@@ -74,7 +74,7 @@ def is_sent_until_taken(node, scheduler, version, *orders):
     eventually(is_taken, message=node.log)
 
 
-def test_a_node_says_what_it_offers_once_its_consumer_hears(node, scheduler):
+def test_node_announces_its_resources_once_its_consumer_listens(node, scheduler):
     assert node.registration.node == "node"
     assert node.registration.pid == node.process.pid
     assert node.registration.resources["cpu"] == 2
@@ -82,7 +82,7 @@ def test_a_node_says_what_it_offers_once_its_consumer_hears(node, scheduler):
     eventually(lambda: scheduler.confirmed(node.instance_id) == (0, 0))
 
 
-def test_a_trial_tells_its_story_in_order(node, scheduler):
+def test_events_of_a_trial_arrive_in_order(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     kinds = [type(event) for event in scheduler.events()]
@@ -90,7 +90,7 @@ def test_a_trial_tells_its_story_in_order(node, scheduler):
     assert [event.step for event in scheduler.said(ResultReported)] == [1, 2, 3]
 
 
-def test_the_lease_is_renewed_and_says_which_assignment_was_taken(node, scheduler):
+def test_lease_is_renewed_and_names_the_accepted_assignment(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.confirmed(node.instance_id) == (1, 1))
     before = scheduler.renewals(node.instance_id)
@@ -130,7 +130,7 @@ def test_a_trial_waits_at_its_horizon_until_it_grows(node, scheduler):
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
 
 
-def test_a_stopped_trial_leaves_by_itself_and_frees_its_slot(node, scheduler):
+def test_stopped_trial_exits_and_frees_its_slot(node, scheduler):
     start = scheduler.start(without_end)
     scheduler.assign(node.instance_id, order("t1", start))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
@@ -157,7 +157,7 @@ def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler
     assert not scheduler.said(TrialProcessDied)
 
 
-def test_a_trial_that_is_not_listed_any_more_is_killed(node, scheduler):
+def test_trial_missing_from_the_assignment_is_killed(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     scheduler.assign(node.instance_id)
@@ -165,7 +165,7 @@ def test_a_trial_that_is_not_listed_any_more_is_killed(node, scheduler):
     assert not is_alive(scheduler.said(TrialStarted)[0].pid)
 
 
-def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler):
+def test_killed_trial_process_is_reported_after_its_last_events(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
@@ -186,7 +186,7 @@ def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, schedu
     assert "/no/such/python" in failed.error
 
 
-def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, scheduler):
+def test_trial_process_is_reused_for_the_next_trial_of_the_same_code(node, scheduler):
     first = scheduler.start(three_results, reuse=True)
     scheduler.assign(node.instance_id, order("t1", first))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
@@ -199,7 +199,7 @@ def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, schedule
     assert len(scheduler.said(ResultReported)) == 6
 
 
-def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
+def test_parked_trial_process_makes_room_for_a_trial_of_other_code(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results, reuse=True)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     scheduler.assign(
@@ -211,7 +211,7 @@ def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
     assert not is_alive(one.pid)
 
 
-def test_no_trial_notices_that_the_consumer_was_killed(node, scheduler):
+def test_killed_consumer_disturbs_no_trial(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     consumer = node.consumer()
@@ -223,7 +223,7 @@ def test_no_trial_notices_that_the_consumer_was_killed(node, scheduler):
     assert not scheduler.said(TrialProcessDied)
 
 
-def test_no_trial_notices_that_what_consumers_are_forked_from_was_killed(node, scheduler):
+def test_killed_forkserver_of_consumers_disturbs_no_trial(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     consumer, consumers = node.consumer(), node.consumers()
@@ -245,7 +245,7 @@ def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, schedu
     assert [event.trial for event in scheduler.said(TrialFinished)] == ["fine"]
 
 
-def test_a_consumer_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
+def test_hanging_consumer_is_replaced_when_a_message_is_overdue(node, scheduler):
     consumer = node.consumer()
     os.kill(consumer, signal.SIGSTOP)
     scheduler.announce(node.instance_id, 7)
@@ -254,7 +254,7 @@ def test_a_consumer_that_went_deaf_is_replaced_when_mail_is_overdue(node, schedu
 
 
 @pytest.mark.faults
-def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
+def test_events_are_not_lost_while_redis_is_dead(node, scheduler, server):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
     pid = scheduler.said(TrialStarted)[0].pid
@@ -272,7 +272,7 @@ def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
 
 
 @pytest.mark.faults
-def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, scheduler):
+def test_events_not_journalled_are_sent_again_after_a_wipe(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     before = scheduler.events()
@@ -287,7 +287,7 @@ def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, sche
 
 
 @pytest.mark.faults
-def test_what_is_journalled_is_not_sent_again(node, scheduler):
+def test_events_that_are_journalled_are_not_sent_again(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     scheduler.journal(node.instance_id, len(scheduler.events()))
@@ -310,7 +310,7 @@ def test_events_wait_while_the_stream_is_missing(node, scheduler):
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
 
 
-def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp_path):
+def test_node_without_a_generation_delays_its_registration(server, scheduler, tmp_path):
     scheduler.client.delete(redis_keys.GENERATION)
     folder = tmp_path / "early"
     command = [
@@ -332,7 +332,7 @@ def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp
         process.wait(60)
 
 
-def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, scheduler):
+def test_terminated_node_kills_its_trial_processes_and_returns_its_lease(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     process_tree = process_tree_of(node.process.pid)
@@ -345,7 +345,7 @@ def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, schedu
 
 
 @pytest.mark.faults
-def test_a_killed_node_leaves_nothing_running(node, scheduler):
+def test_killed_node_leaves_no_process(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     process_tree = process_tree_of(node.process.pid)
@@ -356,7 +356,7 @@ def test_a_killed_node_leaves_nothing_running(node, scheduler):
 
 
 @pytest.mark.faults
-def test_a_forkserver_that_dies_takes_its_hosts_and_is_replaced(node, scheduler):
+def test_dead_forkserver_ends_its_trial_processes_and_is_replaced(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     process = scheduler.said(TrialStarted)[0].pid
@@ -381,9 +381,7 @@ def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, s
 
 
 @pytest.mark.faults
-def test_preload_that_hangs_is_told_and_fails_its_trial_with_the_modules_name(
-    node, scheduler, tmp_path
-):
+def test_preload_that_hangs_fails_its_trial_with_the_modules_name(node, scheduler, tmp_path):
     (tmp_path / "hanging_module.py").write_text("import time; time.sleep(1000)")
     environment = Environment(sys.executable, ("hanging_module",), {}, (str(tmp_path),))
     limits = TrialLimitSpec(stall_s=8)
@@ -414,7 +412,7 @@ def test_a_prewarmed_forkserver_serves_the_first_trial(server, scheduler, tmp_pa
         node.end()
 
 
-def test_a_file_to_prewarm_from_that_was_read_before_is_no_error(server, scheduler, tmp_path):
+def test_prewarm_file_that_was_already_read_is_no_error(server, scheduler, tmp_path):
     node = Node(server, scheduler, tmp_path / "again", "--prewarm", str(tmp_path / "gone"))
     assert "forkserver.started" not in node.log()
     node.end()
@@ -429,7 +427,7 @@ raise SystemExit(main())
 """
 
 
-def test_what_trials_print_is_kept_below_a_size(server, scheduler, tmp_path):
+def test_output_of_trials_is_kept_below_a_size(server, scheduler, tmp_path):
     def prints(config):
         for _ in range(10_000):
             print("one more line")
@@ -459,7 +457,7 @@ def test_a_node_ends_with_the_process_that_it_watches(server, scheduler, tmp_pat
         node.end()
 
 
-def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
+def test_fenced_node_kills_its_trial_processes_and_ends(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     process_tree = process_tree_of(node.process.pid)

@@ -57,9 +57,7 @@ def process(node: Node, scheduler: Scheduler) -> int:
     return int(scheduler.said(TrialStarted)[0].pid)
 
 
-def test_f08_trials_of_a_node_that_hears_nobody_for_too_long_save_and_end(
-    node, scheduler, server, process
-):
+def test_f08_trials_of_a_node_isolated_for_too_long_save_and_end(node, scheduler, server, process):
     server.kill()
     eventually(lambda: not is_alive(process), message=node.log)
     assert "node.given_up" in node.log()
@@ -87,7 +85,7 @@ def test_f08_a_short_silence_ends_nothing(node, scheduler, server, process):
     assert "node.given_up" not in node.log()
 
 
-def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, scheduler, process):
+def test_f03_trials_of_a_farm_without_scheduler_for_too_long_save_and_end(node, scheduler, process):
     scheduler.client.set(redis_keys.SCHEDULER, "1:host:somebody")
     renewals = scheduler.renewals(node.instance_id)
     eventually(lambda: scheduler.renewals(node.instance_id) > renewals + 2)
@@ -103,7 +101,7 @@ def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, 
 
 
 @pytest.mark.parametrize("node", [NEVER_LOST_S], indirect=True)
-def test_an_order_to_kill_frees_the_slot_of_a_trial_that_never_was_there(node, scheduler, process):
+def test_kill_order_frees_the_slot_of_a_trial_that_never_started(node, scheduler, process):
     kill = [
         order(trial, scheduler.start(without_end), kill=True) for trial in ("t1", "never there")
     ]

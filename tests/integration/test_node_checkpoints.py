@@ -113,7 +113,7 @@ def committed(scheduler, trial="t"):
     return CheckpointRef(last.key, last.sha256, last.step)
 
 
-def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_nothing(
+def test_checkpoint_is_written_then_committed_and_the_node_is_idle(
     node, scheduler, store, minio, bucket
 ):
     scheduler.assign(node.instance_id, order("t", start(scheduler, store)))
@@ -155,7 +155,7 @@ def clone_ten(server, scheduler, store, ref, folder, first):
     return node
 
 
-def test_trials_cloned_from_one_checkpoint_read_it_once_a_node_and_send_next_to_nothing(
+def test_trials_cloned_from_one_checkpoint_download_it_once_per_node(
     server, minio, bucket, tmp_path
 ):
     with counted(minio.port) as proxy:
@@ -180,7 +180,7 @@ def test_trials_cloned_from_one_checkpoint_read_it_once_a_node_and_send_next_to_
         assert SIZE < proxy.moved < SIZE + 0.01 * 10 * SIZE
 
 
-def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
+def test_node_waits_for_a_missing_store_with_a_notice_and_skips_no_checkpoint(
     server, scheduler, tmp_path, monkeypatch
 ):
     with running_minio(tmp_path / "minio") as minio:
@@ -209,7 +209,7 @@ def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
     assert not scheduler.said(TrialFailed)
 
 
-def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
+def test_store_that_stays_away_fails_the_trial_after_sync_timeout(
     server, scheduler, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -278,7 +278,7 @@ def test_trial_that_names_a_false_size_of_its_checkpoint_fails(node, scheduler, 
     assert "has 1 bytes, and its trial's process said 200000000000." in failed.error
 
 
-def test_uploads_continue_when_the_trial_is_over_and_a_new_node_reuses_what_is_committed(
+def test_uploads_continue_after_the_trial_and_a_new_node_reuses_them(
     server, scheduler, store, minio, tmp_path
 ):
     node = Node(server, scheduler, tmp_path / "node")
@@ -322,7 +322,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
     assert not scheduler.said(CheckpointDamaged)
 
 
-def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store):
+def test_killed_transfers_process_loses_nothing(node, scheduler, store):
     begin = start(scheduler, store, steps=8, pause_s=0.2)
     scheduler.assign(node.instance_id, order("t", begin))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
@@ -333,7 +333,7 @@ def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store
     assert keys(scheduler, CheckpointCommitted) == keys(scheduler, CheckpointWritten)
 
 
-def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, store):
+def test_cache_of_a_finished_experiment_is_removed(node, scheduler, store):
     scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
@@ -343,7 +343,7 @@ def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, sto
     eventually(lambda: not list((node.folder / "cache").iterdir()), message=node.log)
 
 
-def test_with_a_local_store_hosts_write_by_themselves(node, scheduler, tmp_path):
+def test_trial_processes_write_to_a_local_store_directly(node, scheduler, tmp_path):
     store = str(tmp_path / "local")
     scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=2, size=10)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)

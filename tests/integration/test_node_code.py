@@ -129,7 +129,7 @@ def blobs_in(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
-def test_a_node_that_reads_nothing_but_the_store_runs_a_trial(node, scheduler, store, tmp_path):
+def test_node_that_reads_only_the_store_runs_a_trial(node, scheduler, store, tmp_path):
     trainable = with_parameters(ask_environment, data=list(range(1000)))
     environment = Environment("", (), {"MINE": "yes"}, ())
     start = start_apart(scheduler, store, tmp_path / "a", trainable, environment=environment)
@@ -179,7 +179,7 @@ def test_experiments_with_modules_of_the_same_name_have_each_their_own(
     assert found["b"] == {"value": 2, "size": 20}
 
 
-def test_however_many_hosts_want_it_code_is_fetched_once_and_again_after_a_restart_never(
+def test_code_is_fetched_once_per_node_even_after_a_restart(
     node, server, scheduler, store, tmp_path
 ):
     bundle = put_bundle(store, tmp_path / "project", project(1, 2))
@@ -217,7 +217,7 @@ def is_told(scheduler: Scheduler, trial: str) -> bool:
     )
 
 
-def test_code_that_is_not_in_the_store_fails_its_trial_with_its_place(
+def test_code_missing_in_the_store_fails_its_trial_with_its_address(
     node, scheduler, store, tmp_path
 ):
     bundle = put_bundle(store, tmp_path / "project", project(1, 2))
@@ -246,7 +246,7 @@ def test_a_store_that_is_away_for_too_long_fails_the_trial(node, scheduler, stor
     assert "given up after 1 s" in failed.error
 
 
-def test_what_a_scheduler_carries_is_what_a_node_fetches(node, scheduler, store, tmp_path):
+def test_node_fetches_the_code_that_the_scheduler_uploaded(node, scheduler, store, tmp_path):
     bundle = put_bundle(store, tmp_path / "project", project(3, 4))
     prepared = prepare(
         with_parameters(ask_environment, data=[1, 2]),
@@ -287,7 +287,7 @@ def print_and_draw(config):
     print("bye")
 
 
-def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
+def test_trial_output_is_shown_at_once_and_its_files_reach_the_store(
     node, server, scheduler, store, tmp_path
 ):
     until = tmp_path / "until"
@@ -339,9 +339,7 @@ def test_experiments_have_each_their_interpreter_and_its_packages(node, schedule
     assert found == {"t0": {"version": "number 0"}, "t1": {"version": "number 1"}}
 
 
-def test_an_interpreter_that_cannot_host_trials_is_named_with_the_fix(
-    node, scheduler, store, tmp_path
-):
+def test_interpreter_that_cannot_run_trials_is_named_with_the_fix(node, scheduler, store, tmp_path):
     python = make_environment(tmp_path / "env", {}, has_ours=False)
     environment = Environment(python, (), {}, ())
     start = start_apart(scheduler, store, tmp_path / "a", ask_environment, environment=environment)
@@ -353,7 +351,7 @@ def test_an_interpreter_that_cannot_host_trials_is_named_with_the_fix(
     assert "install TuneMQ" in failed.error
 
 
-def test_an_interpreter_that_is_not_there_is_named(node, scheduler, store, tmp_path):
+def test_missing_interpreter_is_named(node, scheduler, store, tmp_path):
     environment = Environment("/no/such/python", (), {}, ())
     start = start_apart(scheduler, store, tmp_path / "a", ask_environment, environment=environment)
     scheduler.assign(node.instance_id, order("t", start))

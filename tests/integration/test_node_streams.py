@@ -133,7 +133,7 @@ def test_numbers_continue_when_an_experiment_comes_back_to_a_node_that_had_forgo
     eventually(lambda: story_of(one) == 2 * STORY, message=node.log)
 
 
-def test_nothing_is_left_of_an_experiment_that_nobody_reads_any_more(node, one, two):
+def test_experiment_without_readers_leaves_nothing(node, one, two):
     one.assign(node.instance_id, order("a", one.start(without_end)))
     eventually(lambda: one.said(ResultReported), message=node.log)
     one.journal(node.instance_id, redis_keys.EVERYTHING)

@@ -143,7 +143,7 @@ def both(transport: NodeTransport, node: Node, schedulers: list[Scheduler]) -> l
     return both
 
 
-def test_when_one_deregisters_the_other_does_not_notice(both, transport, node, server):
+def test_experiment_that_deregisters_does_not_disturb_the_other(both, transport, node, server):
     one, two = both
     (pid,) = one.pids
     one.client.close()
@@ -158,7 +158,7 @@ def test_when_one_deregisters_the_other_does_not_notice(both, transport, node, s
     assert server.client.hexists(reply, names.acknowledged_up_to(two.key))
 
 
-def test_who_comes_late_finds_the_node_and_whose_trials_run_there_continue(
+def test_late_experiment_finds_the_node_and_running_trials_continue(
     both, transport, node, schedulers, server, tmp_path
 ):
     late = Experiment(transport, "late", Scheduler(server, tmp_path, "late"))
@@ -171,7 +171,7 @@ def test_who_comes_late_finds_the_node_and_whose_trials_run_there_continue(
     assert {read_event.trial for read_event in late.told(m.ResultReported)} == {"late"}
 
 
-def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoken_of_yet(
+def test_returned_node_keeps_trials_of_experiments_not_heard_from_yet(
     both, transport, node, monkeypatch
 ):
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 2.5)
@@ -193,7 +193,7 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
         continues(each, transport, one, two)
 
 
-def test_hosts_of_one_that_is_away_for_a_while_continue_until_it_is_back(both, transport, node):
+def test_trials_of_an_absent_experiment_continue_until_it_is_back(both, transport, node):
     one, two = both
     one.client.leave()
     two.client.orders(node.instance_id).put(m.TrialOrder("two", 1, TO_THE_END, stop=True))
@@ -208,7 +208,7 @@ def test_hosts_of_one_that_is_away_for_a_while_continue_until_it_is_back(both, t
     assert [read_event.first for read_event in one.told(m.BatchRead)][:1] == [1]
 
 
-def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_heard_of_yet(
+def test_next_scheduler_keeps_trials_of_experiments_not_registered_yet(
     both, transport, node, server
 ):
     one, two = both
@@ -231,7 +231,7 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
         continues(two, successor)
 
 
-def test_a_node_that_is_to_retire_takes_its_leave(both, transport, node):
+def test_node_that_is_to_retire_deregisters(both, transport, node):
     assert transport.trial_count(node.instance_id) == 2
     transport.retire(node.instance_id, "somebody wants its machine")
     turn_until(
@@ -244,7 +244,7 @@ def test_a_node_that_is_to_retire_takes_its_leave(both, transport, node):
     assert transport.trial_count(node.instance_id) == 0
 
 
-def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_deregistration(server):
+def test_last_events_of_a_node_are_read_after_its_deregistration(server):
     with closing(FakeNode(server.url, "inc1")) as node:
         with closing(NodeTransport(server.url, term=1)) as transport:
             client = transport.add("one")
@@ -270,7 +270,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_deregistra
     assert told[-1].is_dead
 
 
-def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(transport, server):
+def test_stream_of_a_full_experiment_is_not_read_and_blocks_no_other(transport, server):
     full, other = transport.add("full"), transport.add("other")
     with closing(FakeNode(server.url, "inc1")) as node:
         node.send_registration()
@@ -300,9 +300,7 @@ def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(tran
         assert until >= set(range(len(batches) + 1, 101))
 
 
-def test_a_deregistration_while_redis_is_away_is_said_when_it_is_back(
-    both, transport, node, server
-):
+def test_deregistration_during_a_redis_outage_is_sent_later(both, transport, node, server):
     one, two = both
     (pid,) = one.pids
     server.kill()
@@ -314,7 +312,7 @@ def test_a_deregistration_while_redis_is_away_is_said_when_it_is_back(
     assert not server.client.exists(one.key)
 
 
-def test_an_experiment_is_on_a_wire_once(server):
+def test_experiment_is_added_to_a_transport_only_once(server):
     with closing(NodeTransport(server.url, term=1)) as transport:
         client = transport.add("one")
         with pytest.raises(BugError, match="one is on the wire already"):
@@ -323,7 +321,7 @@ def test_an_experiment_is_on_a_wire_once(server):
         transport.add("one").close()
 
 
-def test_a_descriptor_of_its_owners_ends_a_poll_too(transport):
+def test_descriptor_of_the_caller_ends_a_poll_too(transport):
     reader, writer = os.pipe()
     assert transport.poll(0.0, also=[reader]) == set()
     os.write(writer, b"!")

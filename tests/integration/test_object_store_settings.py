@@ -56,13 +56,13 @@ def place(server) -> str:
 
 
 @pytest.mark.usefixtures("patient")
-def test_everything_can_come_from_the_environment(minio, bucket):
+def test_store_settings_come_from_the_environment(minio, bucket):
     with open_objects(f"s3://{bucket}/a") as objects:
         objects.probe()
 
 
 @pytest.mark.usefixtures("patient")
-def test_wrong_keys(server, place):
+def test_store_with_wrong_keys_is_an_error_that_names_them(server, place):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         told = rejection(server.address(place), {**server.environ, name: "wrong" * 4})
         assert f"s3://{place} at {server.url}" in told
@@ -70,12 +70,12 @@ def test_wrong_keys(server, place):
         assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in told
 
 
-def test_no_keys(server, place):
+def test_store_without_keys_is_an_error_that_says_so(server, place):
     assert "there are no keys for the store" in rejection(server.address(place), {})
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
+def test_missing_bucket_is_made_only_if_asked_for(server):
     name = f"missing-{server.access_key[:6]}"
     told = rejection(server.address(name), server.environ)
     assert f"there is no bucket '{name}'; make it, correct the name, or add create_bucket" in told
@@ -85,19 +85,19 @@ def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
     assert server.client().bucket_exists(name)
 
 
-def test_https_where_there_is_http(server, place):
+def test_store_at_https_with_an_http_server_is_an_error(server, place):
     told = rejection(server.address(place, endpoint=f"https{server.url[4:]}"), server.environ)
     assert "no secure connection can be made" in told
     assert "check http or https in endpoint" in told
 
 
-def test_nobody_listens(server, place):
+def test_store_without_a_listening_server_is_an_error(server, place):
     told = rejection(server.address(place, endpoint="http://127.0.0.1:1"), server.environ)
     assert "cannot be reached ([Errno 111] Connection refused)" in told
     assert "check that it runs and that endpoint is its address" in told
 
 
-def test_no_such_host(server, place):
+def test_store_with_an_unknown_host_name_is_an_error(server, place):
     told = rejection(server.address(place, endpoint="http://no-such-host.invalid"), server.environ)
     assert "the server cannot be reached" in told
 
@@ -126,13 +126,13 @@ def web_server() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_is_no_object_store(shared_minio, web_server):
+def test_server_that_is_no_object_store_is_an_error(shared_minio, web_server):
     told = rejection(shared_minio.address("bucket", endpoint=web_server), shared_minio.environ)
     assert "what answers there does not speak S3" in told
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_wrong_region(tmp_path):
+def test_store_with_a_wrong_region_is_an_error(tmp_path):
     with running_minio(tmp_path / "minio", region="eu-test") as server:
         place = server.create_bucket()
         told = rejection(server.address(place, region="us-east-1"), server.environ)
@@ -142,7 +142,7 @@ def test_a_wrong_region(tmp_path):
             objects.probe()
 
 
-def test_a_certificate_of_ones_own(tmp_path):
+def test_store_with_a_private_certificate_needs_its_ca_file(tmp_path):
     certificate = Certificate(tmp_path / "certificate")
     with running_minio(tmp_path / "minio", certificate=certificate) as server:
         place = server.create_bucket()
@@ -162,7 +162,7 @@ def test_a_certificate_of_ones_own(tmp_path):
                 assert objects.get_bytes("a", limit=2**20) == bytes(2**20)
 
 
-def test_a_server_that_accepts_and_says_nothing(tmp_path):
+def test_store_that_accepts_and_never_answers_is_an_error(tmp_path):
     with running_minio(tmp_path / "minio") as server:
         place = server.create_bucket()
         server.freeze()
@@ -179,7 +179,7 @@ def test_a_server_that_accepts_and_says_nothing(tmp_path):
         ("s3:ListBucket", "it cannot be written: these keys are not allowed to do that"),
     ],
 )
-def test_keys_that_are_not_allowed_enough(tmp_path, allowed, message):
+def test_store_keys_without_rights_are_an_error(tmp_path, allowed, message):
     statement = {"Effect": "Allow", "Action": [allowed], "Resource": ["arn:aws:s3:::*"]}
     policy = {"Version": "2012-10-17", "Statement": [statement]}
     with running_minio(tmp_path / "minio") as server:

@@ -118,7 +118,7 @@ def lines(path: Path, size: int) -> None:
         file.write((b"y" * 99 + b"\n") * (size // 100))
 
 
-def test_what_a_host_printed_just_before_its_end_is_shortened_too(loop, tmp_path):
+def test_output_printed_just_before_the_end_is_shortened_too(loop, tmp_path):
     loop.folders = {str(tmp_path)}
     loop.start()
     loop.look_again()
@@ -135,7 +135,7 @@ def test_a_folder_without_files_does_no_harm(loop, tmp_path):
     eventually(lambda: (tmp_path / "stdout").stat().st_size <= LIMIT)
 
 
-def test_looking_at_nothing_costs_next_to_nothing(loop):
+def test_output_watch_without_files_uses_almost_no_cpu(loop):
     loop.start()
 
     def is_cheap() -> bool:

@@ -46,9 +46,7 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
     assert rejected.counts() == (("key", "wrong_type", 1),)
 
 
-def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
-    server: RedisServer, tmp_path
-):
+def test_experiment_that_ended_before_the_first_look_is_read(server: RedisServer, tmp_path):
     reader = OutputReader(server.url, print, SchedulerSigning().output, RejectionCounter().add)
     (tmp_path / "quick" / "train_a").mkdir(parents=True)
     reader.follow({"quick": (tmp_path / "quick", "quick")})

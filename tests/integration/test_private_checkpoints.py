@@ -53,7 +53,7 @@ def tune_in_place(config):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_a_trial_writes_into_the_checkpoint_that_all_begin_from_is_its_own(
+def test_trial_that_writes_into_a_shared_checkpoint_changes_only_its_copy(
     storage, tmp_path, at_once
 ):
     given, marks = tmp_path / "given", tmp_path / "marks"
@@ -103,9 +103,7 @@ def go_on_in_place(config):
         tune.report({"step": 2, "found": found}, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
-def test_an_attempt_that_changes_its_checkpoint_and_is_killed_takes_nothing_from_the_next(
-    storage, tmp_path
-):
+def test_killed_attempt_that_changed_its_checkpoint_does_not_affect_the_next(storage, tmp_path):
     (result,) = fit(
         go_on_in_place,
         {"failed": str(tmp_path / "failed")},

@@ -108,9 +108,7 @@ def test_a_search_runs_to_its_end_in_its_own_process(farm, supervisor):
     eventually(lambda: not is_alive(connection.pid))
 
 
-def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given_back(
-    farm, supervisor
-):
+def test_search_starts_only_on_offered_slots_and_returns_revoked_ones(farm, supervisor):
     supervisor.is_stingy = True
     farm.worker("a")
     connection = supervisor.start(job(farm, trials=2, steps=20, gate=3), farm.results / "search")
@@ -134,7 +132,7 @@ def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given
     farm.nothing_is_missing_or_doubled(2, 20)
 
 
-def test_a_callback_that_segfaults_ends_its_process_and_is_told_as_such(farm, supervisor):
+def test_callback_that_segfaults_ends_its_process_and_is_named(farm, supervisor):
     farm.worker("a")
     left = farm.folder / "left"
     sleeps = (
@@ -171,7 +169,7 @@ def test_a_process_that_raises_says_why_and_the_search_is_not_started_again(farm
     assert "no such day" in process_exit.text
 
 
-def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervisor):
+def test_killed_search_process_is_replaced_and_no_step_is_repeated(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=30, gate=5)
     connection = supervisor.start(wanted, farm.results / "search")
@@ -190,7 +188,7 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
     assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
 
 
-def test_a_search_continues_when_what_it_was_forked_from_is_killed(farm, supervisor):
+def test_search_continues_when_its_forkserver_is_killed(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=20, gate=5)
     connection = supervisor.start(wanted, farm.results / "search")
@@ -209,7 +207,7 @@ def test_a_search_continues_when_what_it_was_forked_from_is_killed(farm, supervi
     assert all(steps == list(range(1, 21)) for steps in farm.steps().values())
 
 
-def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):
+def test_killed_supervisor_is_replaced_and_no_step_is_repeated(farm):
     farm.worker("a")
     path = farm.folder / "job.json"
     path.write_bytes(msgspec.json.encode(job(farm, trials=2, steps=30, gate=5)))
@@ -264,7 +262,7 @@ def test_an_interrupted_search_is_resumed_by_its_next_process(farm, supervisor):
     farm.nothing_is_missing_or_doubled(2, 10)
 
 
-def test_what_an_unusable_script_raises_is_told(farm, supervisor):
+def test_exception_of_an_unusable_script_is_reported(farm, supervisor):
     path = farm.folder / "broken.py"
     path.write_text("import no_such_module_of_mine\n")
     supervisor.start(job(farm, str(path)), farm.results / "search")
@@ -314,9 +312,7 @@ tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
     assert [len(result.read_text().splitlines()) for result in results] == [1, 1]
 
 
-def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in_the_end(
-    farm, supervisor
-):
+def test_experiment_that_does_not_read_is_throttled_and_gets_all_events_later(farm, supervisor):
     farm.worker("a")
     connection = supervisor.start(
         job(farm, trials=2, steps=40, gate=5, payload=10), farm.results / "search"
@@ -347,7 +343,7 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     assert sum(line == warned.text for line in connection.take_notices()) == 40
 
 
-def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice(farm, supervisor):
+def test_search_process_that_sends_forbidden_messages_is_killed_alone(farm, supervisor):
     farm.worker("a")
     body = "[os.write(n, b'x' * 99) for n in range(3, 4096) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
     connection = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
@@ -361,7 +357,7 @@ def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
 
 
-def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, supervisor):
+def test_malformed_events_fail_their_search_and_not_the_node(farm, supervisor):
     farm.worker("a")
     wanted = job(farm, trials=2, steps=30, gate=5)
     connection = supervisor.start(wanted, farm.results / "search")

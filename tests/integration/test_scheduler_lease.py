@@ -92,14 +92,14 @@ def test_a_term_is_never_below_that_of_the_journal(claim):
     assert claim(far).term == far
 
 
-def test_a_wiped_redis_makes_no_term_go_back(claim, redis):
+def test_wiped_redis_does_not_lower_the_term(claim, redis):
     first = claim()
     first.close()
     redis.client.flushall()
     assert claim(first.term + 1).term > first.term
 
 
-def test_a_living_holder_is_named_to_whoever_wants_its_place(claim):
+def test_living_lease_holder_is_named_to_a_second_scheduler(claim):
     claim(holder=elsewhere(LeaseHolder.this_process()))
     with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere"):
         claim()
@@ -134,7 +134,9 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     ],
     ids=["no holder", "long", "no expiry", "long expiry"],
 )
-def test_lease_that_no_scheduler_has_written_is_removed_and_told(claim, redis, value, lasts_ms):
+def test_lease_that_no_scheduler_has_written_is_removed_with_a_notice(
+    claim, redis, value, lasts_ms
+):
     redis.client.set(redis_keys.SCHEDULER, value, px=lasts_ms and int(lasts_ms))
     told: list[str] = []
     started = time.monotonic()
@@ -155,7 +157,7 @@ def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(
     assert successor.term > silent.term
 
 
-def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
+def test_replaced_scheduler_notices_at_its_next_lease_check(claim, monkeypatch):
     zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)
@@ -170,7 +172,7 @@ def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
     successor.check_known()
 
 
-def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypatch):
+def test_replaced_scheduler_cannot_write_to_redis(claim, redis, monkeypatch):
     zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
     line = RedisConnection(redis.url)
     line.connect()
@@ -187,7 +189,7 @@ def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypat
     line.close()
 
 
-def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(claim, redis):
+def test_scheduler_with_a_new_stream_deletes_the_previous_one(claim, redis):
     line = RedisConnection(redis.url)
     line.connect()
     first = claim()
@@ -208,7 +210,7 @@ def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(cl
     line.close()
 
 
-def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(claim, redis):
+def test_scheduler_with_new_streams_deletes_those_it_does_not_keep(claim, redis):
     line = RedisConnection(redis.url)
     line.connect()
     lease = claim()
@@ -237,7 +239,7 @@ def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypa
     successor.check_known()
 
 
-def test_a_redis_that_is_away_stops_nobody(claim, redis):
+def test_lease_holder_continues_while_redis_is_away(claim, redis):
     lease = claim()
     redis.process.kill()
     redis.process.wait()
@@ -254,7 +256,7 @@ def test_without_redis_there_is_no_lease(redis):
     lease.close()
 
 
-def test_a_lease_that_was_given_back_is_free_at_once(claim, redis):
+def test_returned_lease_is_free_at_once(claim, redis):
     lease = claim(holder=elsewhere(LeaseHolder.this_process()))
     lease.close()
     assert redis.client.get(redis_keys.SCHEDULER) is None

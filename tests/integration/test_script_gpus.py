@@ -165,7 +165,7 @@ def test_trials_of_a_script_share_its_gpus_and_see_their_own(script, fake):
     one.ends()
 
 
-def test_two_scripts_have_gpus_by_turns_and_none_waits_for_the_end_of_the_other(script, fake):
+def test_two_scripts_take_turns_with_gpus_and_neither_waits_for_the_others_end(script, fake):
     one = script("one", 1.0, 1.0, together=2)
     one.has_begun(2)
     two = script("two", 1.0, 1.0, together=2)

@@ -118,7 +118,7 @@ def returns_config(config):
 
 
 @pytest.mark.parity(53)
-def test_at_most_so_many_trials_run_at_once(tmp_path):
+def test_max_concurrent_trials_limits_running_trials(tmp_path):
     def train(config):
         marker = tmp_path / f"running_{tune.get_context().get_trial_id()}"
         marker.touch()

@@ -146,7 +146,7 @@ def test_with_fail_fast_the_first_error_ends_the_search():
     assert len(results) < 4
 
 
-def test_with_fail_fast_raise_fit_raises_the_trials_error():
+def test_fail_fast_raise_makes_fit_raise_the_error_of_the_trial():
     with pytest.raises(tune.TuneError, match="ValueError: the first one fails") as caught:
         fit(waits_unless_it_fails, {"a": tune.grid_search([1, 0])}, fail_fast="raise")
 
@@ -196,7 +196,7 @@ class ForgetsTrials(Broken):
         raise LookupError(f"no trial {trial_id}")
 
 
-def test_what_was_reported_before_a_searcher_raised_is_saved(tmp_path):
+def test_results_reported_before_a_searcher_raised_are_saved(tmp_path):
     def train(config):
         for step in range(9):
             tune.report({"loss": step})

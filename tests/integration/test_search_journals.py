@@ -50,7 +50,7 @@ def test_a_journal_gives_the_state_of_the_runner_and_the_same_in_lock_step(searc
     assert len(list(read_turns(folder / FILE_NAME))) > 4
 
 
-def test_a_runner_that_knows_more_than_its_journal_is_noticed(search):
+def test_runner_with_state_missing_in_its_journal_is_noticed(search):
     search.loop.runner.repeated += 1
     with pytest.raises(AssertionError):
         check_journal(Path(search.experiment.folder), search.loop.runner)

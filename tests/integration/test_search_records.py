@@ -92,7 +92,7 @@ def test_a_failed_trial_has_its_error_in_a_file():
 
 
 @pytest.mark.parity(171)
-def test_what_a_trial_and_its_children_print_is_in_its_folder():
+def test_output_of_a_trial_and_its_children_is_in_its_folder():
     def train(config):
         import subprocess
 
@@ -132,7 +132,7 @@ def test_numpy_scalars_are_numbers():
     assert results_of(result)[0]["i64"] == 7
 
 
-def test_a_second_search_of_the_same_name_gets_a_folder_of_its_own():
+def test_second_search_of_the_same_name_gets_another_folder():
     first = fit(falls, {"a": 1.0}, name="twice")
     second = fit(falls, {"a": 1.0}, name="twice")
 
@@ -176,7 +176,7 @@ class Follows(tune.Callback):
         self.calls.append(("end",))
 
 
-def test_callbacks_are_told_everything_in_order():
+def test_callbacks_are_called_for_everything_in_order():
     follows = Follows()
     fit(
         falls,
@@ -219,7 +219,7 @@ def test_a_callback_sees_a_retried_trials_results_once(tmp_path):
 # --- answers --------------------------------------------------------------------------------------
 
 
-def test_the_results_answer_what_people_ask(results):
+def test_result_grid_answers_common_questions(results):
     best = results.get_best_result()
 
     assert best.config == {"a": 4.0}

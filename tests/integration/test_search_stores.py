@@ -109,7 +109,7 @@ def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_has_
     assert address.startswith(f"s3://{bucket}/searches/mine?endpoint={minio.url}")
 
 
-def test_what_the_search_writes_is_in_the_bucket_too(minio, bucket):
+def test_files_of_a_search_are_in_the_bucket_too(minio, bucket):
     (result,) = fit(train, name="mine", storage_path=f"s3://{bucket}/searches")
 
     keys = set(objects_in(minio, bucket))
@@ -129,7 +129,7 @@ def test_an_unchanged_file_is_in_the_bucket_once(minio, bucket):
 
 
 @pytest.mark.parity(107, 108, 111)
-def test_what_is_not_kept_is_gone_from_the_bucket_when_the_search_has_ended(minio, bucket):
+def test_expired_checkpoints_are_gone_from_the_bucket_after_the_search(minio, bucket):
     (result,) = fit(
         train,
         storage_path=f"s3://{bucket}/searches",
@@ -143,7 +143,7 @@ def test_what_is_not_kept_is_gone_from_the_bucket_when_the_search_has_ended(mini
     assert step_in(result.checkpoint) == 6, "the file that checkpoint 1 brought is still there"
 
 
-def test_of_all_trials_together_only_the_best_are_kept(minio, bucket):
+def test_only_the_best_checkpoints_of_all_trials_are_kept(minio, bucket):
     results = fit(
         train,
         {"n": tune.grid_search([1, 2, 3])},
@@ -290,9 +290,7 @@ class TakesTurns(tune.schedulers.TrialScheduler):
 
 
 @pytest.mark.parity(68, 130, 140)
-def test_paused_trials_give_way_to_others_and_continue_with_nothing_lost(
-    storage, tmp_path, monkeypatch
-):
+def test_paused_trials_give_way_and_continue_without_loss(storage, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_CPUS", "1")
     log = tmp_path / "log"
 
@@ -325,7 +323,7 @@ def nothing_was_made(tmp_path):
     return not (tmp_path / "tunemq_results").exists()
 
 
-def test_a_bucket_that_is_not_there_is_named_before_anything_starts(minio, tmp_path):
+def test_missing_bucket_is_named_before_anything_starts(minio, tmp_path):
     with pytest.raises(StoreError, match="no-such-bucket"):
         fit(train, storage_path="s3://no-such-bucket/searches")
     assert nothing_was_made(tmp_path)
@@ -336,9 +334,7 @@ def test_a_bucket_is_made_where_that_was_asked_for(minio):
     assert step_in(result.checkpoint) == 1
 
 
-def test_keys_that_are_not_let_in_are_said_to_be_wrong_and_not_shown(
-    minio, bucket, tmp_path, monkeypatch
-):
+def test_rejected_store_keys_are_called_wrong_and_not_shown(minio, bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-secret")
     with pytest.raises(StoreError) as raised:
         fit(train, storage_path=f"s3://{bucket}/searches")
@@ -346,7 +342,7 @@ def test_keys_that_are_not_let_in_are_said_to_be_wrong_and_not_shown(
     assert nothing_was_made(tmp_path)
 
 
-def test_a_server_that_nobody_runs_is_named(minio, tmp_path):
+def test_store_server_that_does_not_run_is_named(minio, tmp_path):
     port = free_port()
     with pytest.raises(StoreError, match=f"127.0.0.1:{port}"):
         fit(train, storage_path=f"s3://bucket/x?endpoint=http://127.0.0.1:{port}")

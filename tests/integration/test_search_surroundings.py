@@ -105,7 +105,7 @@ def test_eight_trials_share_an_array_of_with_parameters(tmp_path):
         assert result.metrics["writeable"] is False
 
 
-def test_a_step_that_holds_the_gil_does_not_make_its_node_look_dead():
+def test_step_that_holds_the_gil_keeps_its_node_alive():
     held_s = redis_keys.LEASE_TTL_S + 2
 
     def train(config):
@@ -128,7 +128,7 @@ def test_a_step_that_holds_the_gil_does_not_make_its_node_look_dead():
     assert not any(Path(result.path, "error.txt").exists() for result in results)
 
 
-def test_a_host_holds_no_client_of_a_service():
+def test_trial_process_imports_no_client_library():
     def train(config):
         import sys
 
@@ -141,7 +141,7 @@ def test_a_host_holds_no_client_of_a_service():
 
 
 @pytest.mark.parity(18)
-def test_a_stopped_trial_that_swallows_everything_is_gone_soon():
+def test_stopped_trial_that_catches_every_exception_is_gone_soon():
     def train(config):
         while True:
             try:

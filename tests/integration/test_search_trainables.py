@@ -105,7 +105,7 @@ def leaves_a_thread_that_reports(config):
     time.sleep(0.5)
 
 
-def test_thread_that_reports_beyond_its_trials_end_does_it_no_harm():
+def test_thread_that_reports_after_its_trial_ended_does_no_harm():
     (result,) = fit(leaves_a_thread_that_reports, {})
 
     lines = results_of(result)
@@ -136,7 +136,7 @@ def test_numbers_that_are_yielded_are_results():
 
 
 @pytest.mark.parity(30)
-def test_a_function_that_reports_nothing_and_of_which_nothing_is_expected_terminates():
+def test_function_without_reports_and_without_metric_terminates():
     (result,) = fit(lambda config: None)
 
     assert (result.status, result.metrics, result.error) == ("TERMINATED", {}, None)
@@ -187,7 +187,7 @@ def one_slot(monkeypatch):
 
 @pytest.mark.parity(131)
 @pytest.mark.usefixtures("one_slot")
-def test_reused_hosts_reset_the_object_and_share_its_process():
+def test_reuse_actors_resets_the_object_and_shares_the_process():
     results = fit(
         Counts,
         {"a": tune.grid_search([1, 2, 3])},
@@ -201,7 +201,7 @@ def test_reused_hosts_reset_the_object_and_share_its_process():
     assert [printed_by(result).split()[0] for result in results] == ["setup", "reset", "reset"]
 
 
-def test_without_reuse_each_trial_has_a_process_of_its_own():
+def test_without_reuse_each_trial_gets_a_new_process():
     results = fit(Counts, {"a": tune.grid_search([1, 2, 3])}, stop={"training_iteration": 1})
 
     assert len({result.metrics["pid"] for result in results}) == 3
@@ -280,7 +280,7 @@ def test_a_stopped_function_unwinds_its_finally_blocks_and_its_process_is_gone(t
 
 @pytest.mark.parity(25)
 @pytest.mark.parametrize(("code", "status"), [(0, "TERMINATED"), (3, "ERROR")])
-def test_a_function_that_calls_sys_exit(code, status):
+def test_function_that_calls_sys_exit_ends_its_trial(code, status):
     def train(config):
         tune.report({"x": 1})
         raise SystemExit(code)

@@ -55,7 +55,7 @@ def reply_of(farm):
     return {name: value for name, value in fields.items() if name != b"v"}
 
 
-def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
+def test_four_searches_in_a_row_are_complete_and_warm_ones_are_quick():
     took = []
     for number in range(4):
         started = time.perf_counter()
@@ -76,7 +76,7 @@ class Breaks(Callback):
             raise RuntimeError("enough of this")
 
 
-def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
+def test_unread_events_of_a_search_do_not_delay_the_next():
     with pytest.raises(SearchFailed, match="enough of this"):
         fit(without_end(), {"x": 1}, callbacks=[Breaks()])
     (farm,) = warm_farms._idle
@@ -88,7 +88,7 @@ def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
     eventually(lambda: not reply_of(farm), message="the node remembers searches that have ended")
 
 
-def test_what_a_node_warns_of_is_shown_at_the_terminal(tmp_path, capfd):
+def test_warnings_of_a_node_are_shown_at_the_terminal(tmp_path, capfd):
     module = "no_such_module_to_preload"
     fit(three_results(), {"x": 1}, preload=[module], verbose=2)
     said = capfd.readouterr()

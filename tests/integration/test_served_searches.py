@@ -48,7 +48,7 @@ def start(tmp_path: Path, served: ServedFolder) -> Iterator[Callable[..., ChainS
     yield from chain_searches(tmp_path, served, served.create_bucket())
 
 
-def test_a_search_keeps_its_checkpoints_there_and_continues_from_them(served, tmp_path):
+def test_search_keeps_checkpoints_in_a_served_folder_and_continues_from_them(served, tmp_path):
     place = served.create_bucket()
     results = fit(
         train,
@@ -71,7 +71,7 @@ def test_a_search_keeps_its_checkpoints_there_and_continues_from_them(served, tm
     assert "6 of 6 checkpoints are whole" in verified.stdout
 
 
-def test_f02_trials_whose_processes_die_continue_from_there(start):
+def test_f02_trials_whose_processes_die_continue_from_the_served_folder(start):
     search = start(trials=2, steps=30, step_s=0.02, gate=10)
     eventually(lambda: len(search.trial_pids()) == 2, within=60, message=lambda: str(search))
     assert search.kill(search.trial_pids()[0])
@@ -83,7 +83,7 @@ def test_f02_trials_whose_processes_die_continue_from_there(start):
     search.left_nothing_in_the_store()
 
 
-def test_a_search_that_lost_its_folder_is_restored_from_there(served, tmp_path):
+def test_search_that_lost_its_folder_is_restored_from_the_served_folder(served, tmp_path):
     place = served.create_bucket()
     (tmp_path / "failed").touch()
     space = {"marker": str(tmp_path / "failed")}

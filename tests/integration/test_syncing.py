@@ -64,7 +64,7 @@ def turning(callback: SyncerCallback, condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parity(147)
-def test_files_are_copied_beside_the_search_and_wholly_at_its_end(
+def test_files_are_copied_during_the_search_and_completely_at_its_end(
     minio: ObjectServer, bucket: str, folder: Path
 ) -> None:
     address = minio.address(bucket, "results/e")
@@ -128,7 +128,7 @@ def test_a_sync_outlasts_a_store_that_is_away(
 
 
 @pytest.mark.parity(148, 151)
-def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_fixes_it(
+def test_sync_to_a_frozen_store_times_out_and_the_next_completes_it(
     server: ObjectServer, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = server.address(server.create_bucket(), "e")
@@ -148,7 +148,7 @@ def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_fixes_it(
     assert f"the experiment was not wholly copied to {without_settings(address)}" in caplog.text
 
 
-def test_the_end_of_a_search_is_not_held_up_by_a_store_that_is_away_for_good(
+def test_search_end_does_not_wait_for_a_store_that_stays_away(
     server: ObjectServer, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = server.address(server.create_bucket(), "e")
@@ -201,7 +201,7 @@ def search(storage_path: str, sync_config: SyncConfig) -> tune.ResultGrid:
 
 
 @pytest.mark.parity(147, 152, 181)
-def test_a_syncer_of_ones_own_has_a_copy_of_everything_that_is_kept(tmp_path: Path) -> None:
+def test_custom_syncer_gets_a_copy_of_everything_that_is_kept(tmp_path: Path) -> None:
     there = tmp_path / "there"
     config = SyncConfig(upload_dir=f"mine:/{there}", syncer=Mine())
     results = search(str(tmp_path / "here"), config)
@@ -234,7 +234,7 @@ def test_a_search_whose_files_cannot_be_copied_does_not_begin(tmp_path: Path) ->
 
 @pytest.mark.parity(147)
 @pytest.mark.parametrize("sync_artifacts", [True, False])
-def test_results_and_artifacts_stand_beside_the_checkpoints_in_the_store(
+def test_results_and_artifacts_are_beside_the_checkpoints_in_the_store(
     minio: ObjectServer, bucket: str, sync_artifacts: bool
 ) -> None:
     address = minio.address(bucket, "results")

@@ -127,7 +127,7 @@ def objects(server, bucket: str) -> set[str]:
     return {o.object_name for o in server.client().list_objects(bucket, recursive=True)}
 
 
-def test_what_was_uploaded_can_be_downloaded_and_is_equal(node, source, tmp_path):
+def test_uploaded_folder_is_downloaded_unchanged(node, source, tmp_path):
     folder = node.write(source)
     uploaded = node.finish(node.upload())
     assert uploaded.sent == uploaded.size == sum(f.stat().st_size for f in source.rglob("*.*")) + 8
@@ -177,7 +177,7 @@ def test_a_file_that_did_not_change_is_not_sent_again(node, source, tmp_path):
     assert contents(target / "files") == contents(source)
 
 
-def test_nothing_is_referred_to_by_a_base_that_was_damaged_on_the_disk(node, source, tmp_path):
+def test_upload_reuses_nothing_of_a_base_damaged_on_disk(node, source, tmp_path):
     node.write(source)
     first = node.finish(node.upload())
     committed = node.cache / KEY / "committed.json"
@@ -204,7 +204,7 @@ def test_nothing_is_referred_to_by_a_base_that_was_damaged_on_the_disk(node, sou
         "upload.after_committed_file",
     ],
 )
-def test_an_upload_whose_process_is_killed_is_done_by_the_next(
+def test_upload_of_a_killed_process_is_completed_by_the_next(
     node, tmp_path, minio, bucket, failpoint
 ):
     source = tmp_path / "source"
@@ -226,7 +226,7 @@ def test_an_upload_whose_process_is_killed_is_done_by_the_next(
 
 
 @pytest.mark.parametrize("failpoint", ["download.before_rename", "download.after_rename"])
-def test_a_download_whose_process_is_killed_is_done_by_the_next(node, source, tmp_path, failpoint):
+def test_download_of_a_killed_process_is_completed_by_the_next(node, source, tmp_path, failpoint):
     node.failpoints = [f"{failpoint}=kill", ""]
     node.write(source)
     uploaded = node.finish(node.upload())
@@ -237,7 +237,7 @@ def test_a_download_whose_process_is_killed_is_done_by_the_next(node, source, tm
     assert contents(target / "files") == contents(source)
 
 
-def test_a_store_that_is_away_is_told_and_waited_for(tmp_path, source, monkeypatch):
+def test_transfer_reports_a_missing_store_and_waits(tmp_path, source, monkeypatch):
     with running_minio(tmp_path / "server") as server:
         node = node_for(server, tmp_path, monkeypatch)
         try:
@@ -259,7 +259,7 @@ def test_a_store_that_is_away_is_told_and_waited_for(tmp_path, source, monkeypat
             node.close()
 
 
-def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, monkeypatch):
+def test_transfer_fails_when_the_store_stays_away_too_long(tmp_path, source, monkeypatch):
     with running_minio(tmp_path / "server") as server:
         node = node_for(server, tmp_path, monkeypatch)
         try:
@@ -283,7 +283,7 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
             node.close()
 
 
-def test_an_upload_can_be_called_off_while_it_continues(node, tmp_path, minio, bucket):
+def test_running_upload_can_be_cancelled(node, tmp_path, minio, bucket):
     source = tmp_path / "source"
     source.mkdir()
     (source / "model.bin").write_bytes(os.urandom(LARGE))
@@ -301,7 +301,7 @@ def test_an_upload_can_be_called_off_while_it_continues(node, tmp_path, minio, b
 
 
 @pytest.mark.soak
-def test_a_store_that_only_accepts_connections_holds_nobody_for_ever(tmp_path, monkeypatch):
+def test_store_that_only_accepts_connections_blocks_no_transfer_for_ever(tmp_path, monkeypatch):
     with running_minio(tmp_path / "server") as server:
         node = node_for(server, tmp_path, monkeypatch)
         source = tmp_path / "source"
@@ -323,7 +323,9 @@ def test_a_store_that_only_accepts_connections_holds_nobody_for_ever(tmp_path, m
 
 
 @pytest.mark.parametrize("what", ["a file", "a file's length", "the manifest"])
-def test_what_is_damaged_in_the_store_is_told_apart(node, source, tmp_path, minio, bucket, what):
+def test_damaged_object_in_the_store_is_told_from_other_failures(
+    node, source, tmp_path, minio, bucket, what
+):
     node.write(source)
     uploaded = node.finish(node.upload())
     name = name_of(what, source)
@@ -340,9 +342,7 @@ def test_what_is_damaged_in_the_store_is_told_apart(node, source, tmp_path, mini
 
 
 @pytest.mark.parametrize("what", ["a file", "the manifest"])
-def test_what_is_missing_in_the_store_is_not_tried_again(
-    node, source, tmp_path, minio, bucket, what
-):
+def test_missing_object_in_the_store_is_not_retried(node, source, tmp_path, minio, bucket, what):
     node.write(source)
     uploaded = node.finish(node.upload())
     name = name_of(what, source)
@@ -353,7 +353,7 @@ def test_what_is_missing_in_the_store_is_not_tried_again(
     assert not target.exists()
 
 
-def test_what_is_damaged_in_the_cache_is_not_uploaded(node, source, minio, bucket):
+def test_damaged_file_in_the_cache_is_not_uploaded(node, source, minio, bucket):
     folder = node.write(source)
     model = folder / "files" / "model.bin"
     model.chmod(0o600)
@@ -363,9 +363,7 @@ def test_what_is_damaged_in_the_cache_is_not_uploaded(node, source, minio, bucke
     assert f"runs/one/{KEY}/manifest.json" not in objects(minio, bucket)
 
 
-def test_a_store_that_refuses_is_told_and_tried_again_until_somebody_has_fixed_it(
-    node, source, minio
-):
+def test_store_that_refuses_is_reported_and_retried_until_it_is_fixed(node, source, minio):
     node.write(source)
     missing = f"made-later-{secrets.token_hex(6)}"
     node.store = minio.address(missing, "runs/one")
@@ -376,7 +374,7 @@ def test_a_store_that_refuses_is_told_and_tried_again_until_somebody_has_fixed_i
     node.finish(upload)
 
 
-def test_keys_that_were_replaced_are_found(node, source, minio, tmp_path, monkeypatch):
+def test_replaced_credentials_file_is_read_again(node, source, minio, tmp_path, monkeypatch):
     keys = tmp_path / "credentials"
     text = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
     keys.write_text(text.format("expired", "expired-too"))
@@ -422,7 +420,7 @@ def test_try_store_with_wrong_keys_fails_until_they_are_corrected(
     node.until(lambda: not len(node.transfers))
 
 
-def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
+def test_transfer_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
     node.write(source, NEXT)
     node.finish(node.upload(NEXT))  # starting a process uses up part of the three seconds
@@ -433,14 +431,14 @@ def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio)
     assert not is_corrupt
 
 
-def test_transfers_give_way_to_training(node, source):
+def test_transfers_run_at_low_priority(node, source):
     node.write(source)
     node.finish(node.upload())
     process = psutil.Process(node.transfers.pid)
     assert process.nice() == min(19, psutil.Process().nice() + 10)
 
 
-def test_keys_are_nowhere_to_be_read(node, source, minio):
+def test_store_keys_are_in_no_argument_and_no_log(node, source, minio):
     node.write(source)
     node.finish(node.upload())
     command = " ".join(psutil.Process(node.transfers.pid).cmdline())
@@ -490,7 +488,7 @@ time.sleep(600)
     "size",
     [400 * 2**20, pytest.param(2 * 2**30, marks=pytest.mark.soak)],
 )
-def test_memory_does_not_grow_with_a_file(node, tmp_path, size):
+def test_transfers_memory_does_not_grow_with_file_size(node, tmp_path, size):
     source = tmp_path / "source"
     source.mkdir()
     (source / "small").write_bytes(b"small")

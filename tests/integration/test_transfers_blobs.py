@@ -60,7 +60,7 @@ def test_a_blob_becomes_a_file_and_a_bundle_a_folder(store, tmp_path):
 
 
 @pytest.mark.parametrize("is_bundle", [False, True])
-def test_what_is_missing_is_not_asked_for_again(store, tmp_path, is_bundle):
+def test_missing_blob_is_not_retried(store, tmp_path, is_bundle):
     with open_blobs(store) as blobs:
         place = blobs.put(b"other")
     missing = BlobRef("0" * 64, 4, "/nowhere", place.store)
@@ -81,7 +81,7 @@ def test_what_is_missing_is_not_asked_for_again(store, tmp_path, is_bundle):
         (errno.EIO, False),
     ],
 )
-def test_a_disk_that_takes_no_file_is_told_from_a_store(
+def test_disk_failure_is_told_from_a_store_failure(
     store, tmp_path, monkeypatch, is_bundle, number, is_disk
 ):
     (tmp_path / "train.py").write_text("VALUE = 1\n")
@@ -101,7 +101,7 @@ def test_a_disk_that_takes_no_file_is_told_from_a_store(
     assert os.strerror(number) in failed.reason
 
 
-def test_what_is_no_bundle_is_refused(store, tmp_path):
+def test_malformed_bundle_is_refused(store, tmp_path):
     with open_blobs(store) as blobs:
         ref = blobs.put(b"code")
     failed = perform(FetchBlob(ref, str(tmp_path / "node"), is_bundle=True, timeout_s=9.0))

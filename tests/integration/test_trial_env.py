@@ -121,7 +121,7 @@ def test_trial_env_names_that_match_no_variable_are_a_warning(worker):
 
 
 @pytest.mark.parametrize("text", ["A=1", "A B", "A,$B", "[A]"])
-def test_trial_env_with_what_is_no_name_is_refused(worker, text):
+def test_trial_env_with_an_invalid_name_is_refused(worker, text):
     rejected = worker("--trial-env", text)
     assert rejected.ends() == 64
     assert "which is no name of a variable" in rejected.said

@@ -88,7 +88,7 @@ def test_a_trial_finds_a_clean_process_in_its_folder(serve):
     assert len(seen["descriptors"]) == 5
 
 
-def test_what_a_preloaded_module_changes_is_changed_for_trials(serve, tmp_path):
+def test_changes_of_a_preloaded_module_reach_trials(serve, tmp_path):
     (tmp_path / "changing.py").write_text(
         "import os, sys\nos.environ['SET_AT_IMPORT'] = '1'\nsys.path.append('/added/at/import')\n"
     )
@@ -108,7 +108,7 @@ def test_output_of_a_trial_and_its_programs_is_in_its_folder(serve):
     assert process.output("stderr") == "complained\n"
 
 
-def test_events_come_in_order_and_the_last_one_says_that_it_is(serve):
+def test_events_come_in_order_and_the_last_is_marked(serve):
     process = serve().start(look_around)
     process.gone()
 
@@ -119,7 +119,7 @@ def test_events_come_in_order_and_the_last_one_says_that_it_is(serve):
     assert process.kinds == [frames.EVENT, frames.EVENT, frames.ENDING]
 
 
-def test_a_trial_sees_the_gpus_that_it_was_given(serve):
+def test_trial_sees_only_its_gpus(serve):
     process = serve().start(look_around, gpus=["GPU-1", "GPU-2"], resources={"gpu": 2.0})
 
     assert process.result()["variables"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
@@ -161,7 +161,7 @@ def test_blas_has_as_many_threads_as_the_trial_has_cpus(serve, preload):
         process.gone()
 
 
-def test_the_users_own_limit_of_threads_counts_more(serve):
+def test_thread_limit_of_the_user_takes_precedence(serve):
     variables = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "2"}
     process = serve(preload=["numpy"], variables=variables).start(count_threads)
 
@@ -234,7 +234,7 @@ def report_in_a_child(config):
     os.waitpid(pid, 0)
 
 
-def test_a_child_of_a_trial_cannot_report_and_reads_why(serve):
+def test_child_of_a_trial_cannot_report_and_gets_the_reason(serve):
     process = serve().start(report_in_a_child)
     process.gone()
 
@@ -249,7 +249,7 @@ def count_to_three(config):
         report({"loss": step})
 
 
-def test_a_trial_waits_where_it_was_told_to_until_it_is_told_more(serve):
+def test_trial_waits_at_its_horizon_until_it_is_extended(serve):
     server = serve()
     order = server.order(count_to_three)
     held = TrialOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
@@ -279,7 +279,7 @@ def test_a_waiting_trial_ends_when_its_node_does(serve):
     eventually(lambda: not alive(pid))
 
 
-def test_a_host_that_is_reused_runs_the_next_trial_as_a_new_one_would(serve):
+def test_reused_trial_process_runs_the_next_trial_as_a_new_one_would(serve):
     server = serve()
     first = server.start(draw, 0, reuse=True)
     fresh = server.start(draw, 1)
@@ -295,7 +295,7 @@ def test_a_host_that_is_reused_runs_the_next_trial_as_a_new_one_would(serve):
     assert (server.root / "trial_1" / "stdout").exists()
 
 
-def test_a_host_whose_trial_failed_is_not_reused(serve):
+def test_trial_process_of_a_failed_trial_is_not_reused(serve):
     process = serve().start(fail, reuse=True)
     process.gone()
 
@@ -327,7 +327,7 @@ def checkpoints(process):
     return [event for event in process.events if isinstance(event, kinds)]
 
 
-def test_a_host_asks_its_node_for_room_and_says_what_it_has_written(serve):
+def test_trial_process_asks_its_node_for_space_and_reports_its_checkpoint(serve):
     server = serve()
     process = server.start(count_with_checkpoints, store=REMOTE)
     process.gone()
@@ -341,7 +341,7 @@ def test_a_host_asks_its_node_for_room_and_says_what_it_has_written(serve):
     assert all((server.cache / key / "manifest.json").exists() for key in keys)
 
 
-def test_a_host_writes_into_a_local_store_itself(serve):
+def test_trial_process_writes_to_a_local_store_directly(serve):
     server = serve()
     process = server.start(count_with_checkpoints)
     process.gone()
@@ -353,7 +353,7 @@ def test_a_host_writes_into_a_local_store_itself(serve):
 
 
 @pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])
-def test_a_host_continues_from_the_newest_whole_checkpoint_and_tells_of_the_damaged_one(
+def test_trial_process_resumes_from_newest_intact_checkpoint_and_reports_the_damaged_one(
     serve, store
 ):
     server = serve()
@@ -380,7 +380,7 @@ def test_a_host_continues_from_the_newest_whole_checkpoint_and_tells_of_the_dama
 
 
 @pytest.mark.parity(16)
-def test_a_host_waits_for_room_and_that_is_no_time_of_its_trial(serve):
+def test_time_that_a_trial_process_waits_for_space_does_not_count(serve):
     process = serve().start(count_with_checkpoints, store=REMOTE)
     process.is_full = True
     process.until(lambda: frames.ASK_SAVE in process.kinds, "question")
@@ -401,7 +401,7 @@ def test_a_host_waits_for_room_and_that_is_no_time_of_its_trial(serve):
 
 
 @pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])
-def test_a_host_that_is_told_to_pause_ends_its_trial_and_is_reused(serve, store):
+def test_paused_trial_process_ends_its_trial_and_is_reused(serve, store):
     server = serve()
     more = {} if store is None else {"store": store}
     order = server.order(count_with_checkpoints, reuse=True, **more)

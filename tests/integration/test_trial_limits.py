@@ -120,9 +120,7 @@ def holds_the_gil_and_every_signal(config):
     9 ** (9**9)
 
 
-def test_one_that_holds_the_gil_and_heeds_no_signal_shows_all_its_stacks_and_is_killed(
-    node, scheduler
-):
+def test_stalled_trial_that_holds_the_gil_is_killed_with_all_its_stacks_logged(node, scheduler):
     failed = run(
         node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimitSpec(stall_s=SHORT_S)
     )
@@ -148,7 +146,7 @@ def takes_every_handler_there_is(config):
         time.sleep(600)
 
 
-def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(node, scheduler):
+def test_stalled_trial_that_handles_the_stack_signal_is_killed_without_stacks(node, scheduler):
     limits = TrialLimitSpec(stall_s=SHORT_S)
     assert run(node, scheduler, takes_every_handler_there_is, limits=limits).kind == "stalled"
 
@@ -169,9 +167,7 @@ def ends_the_search(config):
     time.sleep(600)
 
 
-def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
-    node, scheduler
-):
+def test_stalled_trial_that_cleans_up_at_sigterm_still_fails(node, scheduler):
     failed = run(
         node, scheduler, ends_the_search, limits=TrialLimitSpec(step_s=SHORT_S), reuse=True
     )
@@ -198,7 +194,7 @@ def starts_a_process_tree_and_sleeps(config):
 
 
 @pytest.mark.parity(128)
-def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_free(node, scheduler):
+def test_process_tree_of_a_stalled_trial_is_gone_before_its_slot_is_free(node, scheduler):
     limits = TrialLimitSpec(step_s=SHORT_S)
     scheduler.assign(
         node.instance_id,
@@ -217,7 +213,7 @@ def three_quick_steps(config):
         report({"x": n})
 
 
-def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
+def test_time_that_a_trial_waits_at_its_horizon_does_not_count(node, scheduler):
     limits = TrialLimitSpec(step_s=SHORT_S, trial_s=SHORT_S + 2, stall_s=SHORT_S)
     start = scheduler.start(three_quick_steps, limits=limits)
     scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
@@ -242,7 +238,7 @@ def stalls_behind_its_horizon(config):
     time.sleep(600)
 
 
-def test_a_trial_that_was_told_to_continue_and_does_not_has_its_time_from_then(node, scheduler):
+def test_time_limit_of_a_continued_trial_starts_at_the_order(node, scheduler):
     start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimitSpec(step_s=SHORT_S))
     scheduler.assign(node.instance_id, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
@@ -281,7 +277,7 @@ def children_hold_it_together(config):
     time.sleep(600)
 
 
-def test_the_memory_of_a_whole_family_counts(node, scheduler):
+def test_memory_of_the_whole_process_tree_counts(node, scheduler):
     failed = run(
         node, scheduler, children_hold_it_together, limits=TrialLimitSpec(memory=200 * MIB)
     )
@@ -365,7 +361,7 @@ def multiplies(config):
     time.sleep(600)
 
 
-def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, scheduler):
+def test_process_tree_with_too_many_processes_ends_with_its_limit_named(node, scheduler):
     failed = run(node, scheduler, multiplies, limits=TrialLimitSpec(processes=40))
     assert failed.kind == "processes"
     assert "processes, and its limit is 40 (TrialLimits(processes=...))" in failed.error
@@ -380,7 +376,7 @@ def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, sc
     assert scheduler.said(TrialFinished)
 
 
-def test_a_stack_that_is_asked_for_before_a_host_is_set_up_does_not_end_it(node, scheduler):
+def test_stack_request_before_a_trial_process_is_ready_does_not_end_it(node, scheduler):
     scheduler.assign(
         node.instance_id,
         order("t1", scheduler.start(three_quick_steps)),

@@ -65,7 +65,7 @@ def rejected(server: RedisServer) -> Refused:
         (f"{NOBODY}:staff", "give a group as a number, as in 1000:1000"),
     ],
 )
-def test_a_user_that_there_is_not_or_that_has_rights_is_refused(rejected, user, why):
+def test_trial_user_that_is_unknown_or_privileged_is_refused(rejected, user, why):
     need("root, who alone may name others", os.geteuid() == 0 or None)
     assert why in rejected("--trial-user", user, before=[])
 
@@ -75,7 +75,7 @@ def test_a_worker_that_root_did_not_start_cannot_run_trials_as_another_user(reje
     assert "only a worker that root starts can run trials as another user" in said
 
 
-def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(rejected, open_folder):
+def test_folder_that_the_user_cannot_reach_is_refused_with_its_path(rejected, open_folder):
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
     said = rejected("--trial-user", USER, "--workdir", str(closed / "node"))
@@ -128,7 +128,7 @@ def test_a_cache_of_another_user_is_refused_and_left_alone(rejected, open_folder
     assert (cache / "mine").stat().st_uid == cache.stat().st_uid == 0
 
 
-def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
+def test_folders_of_a_worker_with_another_trial_user_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("root, to give folders away", os.geteuid() == 0 or None)
@@ -191,7 +191,7 @@ def test_only_a_lock_file_of_a_node_says_that_a_folder_is_tunemqs(tmp_path, lock
         claim_workdir(ACCOUNT, str(tmp_path), ["cache", "code"])
 
 
-def test_a_link_is_refused_in_words(tmp_path):
+def test_link_as_workdir_is_refused_with_the_reason(tmp_path):
     (tmp_path / "lock").write_text("123\n")
     (tmp_path / "cache").symlink_to(tmp_path / "scratch")
     with pytest.raises(ConfigError, match=r"cache is a link.* name the folder itself with --cache"):
@@ -208,7 +208,7 @@ def test_an_empty_folder_becomes_the_workers_and_one_that_others_write_to_is_ref
         claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
 
 
-def test_what_cannot_be_emptied_is_refused_by_its_name(tmp_path):
+def test_folder_that_cannot_be_emptied_is_refused_with_its_path(tmp_path):
     (tmp_path / "cache").touch()
     with pytest.raises(ConfigError, match=r"cache: Not a directory"):
         give_folders(ACCOUNT, str(tmp_path), ["cache"], None)

@@ -117,7 +117,7 @@ def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(comman
     assert waiting.ends() == 130
 
 
-def test_s07_a_worker_with_keys_that_everybody_knows_does_not_start(tmp_path):
+def test_s07_worker_with_default_store_keys_does_not_start(tmp_path):
     redis = TcpRedis(tmp_path)
     variables = {"AWS_ACCESS_KEY_ID": "minioadmin", "AWS_SECRET_ACCESS_KEY": "minioadmin"}
     line = ("worker", "--redis", redis.url, "--workdir", str(tmp_path / "w"))
@@ -135,7 +135,7 @@ def test_s07_a_worker_with_keys_that_everybody_knows_does_not_start(tmp_path):
         redis.end()
 
 
-def test_a_worker_that_redis_does_not_let_in_says_so_at_once(command, tmp_path):
+def test_worker_rejected_by_redis_says_so_at_once(command, tmp_path):
     redis = TcpRedis(tmp_path, password="right")
     try:
         url = redis.url.replace("right", "wrong")
@@ -191,9 +191,7 @@ def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, schedule
     assert scheduler.deregistrations() == [instance_id]
 
 
-def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
-    server, scheduler, tmp_path
-):
+def test_trial_that_outlives_the_grace_period_is_killed_and_not_blamed(server, scheduler, tmp_path):
     worker = Worker(server, tmp_path, "--grace", "0.5")
     try:
         instance_id = worker.instance_id(scheduler)
@@ -245,7 +243,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
     eventually(lambda: not any(map(is_alive, process_tree)))
 
 
-def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, scheduler):
+def test_fenced_worker_starts_again_in_the_same_process(worker, scheduler):
     first = worker.instance_id(scheduler)
     scheduler.reply(first, "f", "its trials run elsewhere")
     second = worker.instance_id(scheduler, after=first)
@@ -258,14 +256,14 @@ def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, schedu
     )
 
 
-def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
+def test_worker_whose_name_was_taken_over_ends(worker, scheduler):
     instance_id = worker.instance_id(scheduler)
     scheduler.reply(instance_id, "f", redis_keys.STARTED_AGAIN)
     assert worker.ends() == 76
     assert redis_keys.STARTED_AGAIN in worker.said
 
 
-def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
+def test_worker_with_a_blocked_terminal_continues(server, scheduler, tmp_path):
     """Its terminal is a full pipe without a reader."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

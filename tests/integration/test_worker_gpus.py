@@ -135,7 +135,7 @@ def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, schedule
     }
 
 
-def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler, uuids):
+def test_trials_of_a_reused_process_see_their_own_gpu(worker, scheduler, uuids):
     instance_id = worker("one", "--gpus", ",".join(uuids)).registration(scheduler).instance_id
     for number, uuid in enumerate((*uuids, uuids[1])):
         start = scheduler.start(
@@ -150,7 +150,7 @@ def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler
     assert seen(scheduler) == {"t0": uuids[0], "t1": uuids[1], "t2": uuids[1]}
 
 
-def test_gpus_without_names_leave_what_trials_see_alone(worker, scheduler):
+def test_gpus_without_names_leave_the_visible_devices_unchanged(worker, scheduler):
     one = worker("one", "--gpus", "2", CUDA_VISIBLE_DEVICES="")
     registration = one.registration(scheduler)
     assert (registration.gpus, registration.resources["gpu"]) == ((), 2.0)
@@ -180,7 +180,7 @@ def test_gpus_that_cannot_be_offered_are_named(worker):
     assert "leave out one of them" in rejected.said
 
 
-def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
+def test_worker_publishes_node_metrics_with_its_lease(worker, scheduler):
     one = worker("one", "--gpus", "0")
     instance_id = one.registration(scheduler).instance_id
     key = redis_keys.node_metrics(instance_id)
