@@ -46,24 +46,24 @@ def rejected(*words, of=ValueError):
 
 @pytest.mark.usefixtures("nothing_started")
 class TestRejectedBeforeTheStart:
-    def test_an_unknown_mode(self):
+    def test_unknown_mode_is_refused(self):
         with rejected("mode", "'best'", "'min'", "'max'"):
             fit(trains, metric="loss", mode="best")
 
-    def test_a_mode_without_a_metric(self):
+    def test_mode_without_a_metric_is_refused(self):
         with rejected("metric", "mode='min'"):
             fit(trains, mode="min")
 
-    def test_a_metric_that_is_no_name(self):
+    def test_metric_that_is_no_name_is_refused(self):
         with rejected("metric", "3"):
             fit(trains, metric=3, mode="min")
 
-    def test_a_scheduler_without_a_metric(self):
+    def test_scheduler_without_a_metric_is_refused(self):
         with rejected("metric", "HyperBandScheduler", "TuneConfig"):
             fit(trains, scheduler=ASHAScheduler())
 
     @pytest.mark.parametrize(("field", "name"), [("scheduler", "ashha"), ("search_alg", "optona")])
-    def test_an_unknown_algorithm(self, field, name):
+    def test_unknown_algorithm_is_refused(self, field, name):
         with rejected(name):
             fit(trains, metric="loss", mode="min", **{field: name})
 
@@ -73,11 +73,11 @@ class TestRejectedBeforeTheStart:
         [lambda: None, lambda config, data: None, lambda a, b, c: None],
         ids=["none", "two", "three"],
     )
-    def test_a_function_with_wrong_arguments(self, function):
+    def test_function_with_wrong_arguments_is_refused(self, function):
         with rejected("lambda", "takes", r"f\(config\)", "with_parameters"):
             fit(function)
 
-    def test_a_coroutine_function(self):
+    def test_coroutine_function_is_refused(self):
         async def train(config):
             pass
 
@@ -87,7 +87,7 @@ class TestRejectedBeforeTheStart:
     @pytest.mark.parametrize(
         ("what", "word"), [(None, "None"), ("PPO", "'PPO'"), (int, "int"), (7, "7")]
     )
-    def test_what_is_no_trainable(self, what, word):
+    def test_object_that_is_no_trainable_is_refused(self, what, word):
         with rejected(word):
             fit(what)
 
@@ -103,58 +103,58 @@ class TestRejectedBeforeTheStart:
             lambda: tune.uniform(0, math.nan),
         ],
     )
-    def test_a_bad_range(self, make):
+    def test_bad_range_is_refused(self, make):
         with rejected(r"\("):
             fit(trains, {"lr": make()})
 
-    def test_an_empty_grid(self):
+    def test_empty_grid_is_refused(self):
         with rejected("grid_search"):
             fit(trains, {"lr": tune.grid_search([])})
 
-    def test_a_range_says_its_name_its_values_and_what_to_do(self):
+    def test_bad_range_error_names_parameter_values_and_fix(self):
         with rejected("uniform", "2", "1"):
             tune.uniform(2, 1)
 
     @pytest.mark.parametrize("value", [0, -2, 1.5, "3", True])
-    def test_a_number_of_samples(self, value):
+    def test_bad_number_of_samples_is_refused(self, value):
         with rejected("num_samples", repr(value), "whole number from 1", "-1"):
             fit(trains, num_samples=value)
 
-    def test_a_space_that_is_no_dict(self):
+    def test_space_that_is_no_dict_is_refused(self):
         with rejected("param_space", "dict"):
             fit(trains, [1, 2])
 
-    def test_stop_criteria_that_are_nested(self):
+    def test_nested_stop_criteria_are_refused(self):
         with rejected("stop", "info", "info/loss"):
             fit(trains, stop={"info": {"loss": 3}})
 
     @pytest.mark.parametrize(
         "request_", [{"cpu": -1}, {"cpu": "two"}, {"gpu": 1.5}, {}, {"cpu": math.nan}]
     )
-    def test_resources_that_are_none(self, request_):
+    def test_invalid_resources_are_refused(self, request_):
         with rejected("resources"):
             fit(tune.with_resources(trains, request_))
 
-    def test_a_class_option_for_a_function(self):
+    def test_class_option_for_a_function_is_refused(self):
         with rejected("checkpoint_frequency", "2", "report"):
             fit(trains, checkpoint_frequency=2)
 
-    def test_a_name_of_with_parameters_that_the_function_lacks(self):
+    def test_with_parameters_name_that_the_function_lacks_is_refused(self):
         with rejected("data", "trains"):
             fit(tune.with_parameters(trains, data=1))
 
-    def test_a_results_folder_that_cannot_be_made(self, tmp_path):
+    def test_results_folder_that_cannot_be_made_is_refused(self, tmp_path):
         (tmp_path / "file").write_text("in the way")
         with rejected(str(tmp_path / "file"), "storage_path", "TUNEMQ_RESULTS"):
             fit(trains, storage_path=str(tmp_path / "file" / "results"))
 
     @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
-    def test_a_results_folder_that_may_not_be_written(self, tmp_path):
+    def test_results_folder_without_write_permission_is_refused(self, tmp_path):
         tmp_path.chmod(0o500)
         with rejected(str(tmp_path), "storage_path", "ermission"):
             fit(trains, storage_path=str(tmp_path))
 
-    def test_a_results_folder_on_a_file_system_that_is_read_only(self):
+    def test_results_folder_on_a_read_only_file_system_is_refused(self):
         with rejected("/proc", "storage_path"):
             fit(trains, storage_path="/proc/tunemq")
 
@@ -170,7 +170,7 @@ class TestRejectedBeforeTheStart:
             ({1, 2}, ", of the type set"),
         ],
     )
-    def test_f25_a_state_of_an_algorithm_that_no_journal_can_hold(self, state, place):
+    def test_f25_algorithm_state_that_no_journal_can_hold_is_an_error(self, state, place):
         class Guesser(Searcher):
             def suggest(self, trial_id):
                 return {}
@@ -202,7 +202,7 @@ class TestRejectedBeforeTheStart:
         with rejected(rf"Never.get_state\(\){place}"):
             fit(trains, stop=CombinedStopper(Never(), Never()))
 
-    def test_an_unpicklable_trainable(self):
+    def test_unpicklable_trainable_is_refused(self):
         lock = threading.Lock()
 
         def train(config):
@@ -212,7 +212,7 @@ class TestRejectedBeforeTheStart:
         with rejected("train", "'lock'", "inside the function"):
             fit(train)
 
-    def test_an_unpicklable_attribute_of_a_class(self):
+    def test_unpicklable_class_attribute_is_refused(self):
         class Model(tune.Trainable):
             lock = threading.Lock()
 
@@ -223,7 +223,7 @@ class TestRejectedBeforeTheStart:
             fit(Model)
 
 
-def test_an_unpicklable_parameter():
+def test_unpicklable_parameter_is_refused_with_its_place():
     def train(config, data):
         pass
 
@@ -240,7 +240,7 @@ def error_of(trainable, **options):
     return str(result.error)
 
 
-def test_f25_a_metric_that_no_trial_reports():
+def test_f25_metric_that_no_trial_reports_is_an_error():
     error = error_of(trains, metric="los", mode="min")
 
     assert "'los' is missing from the result of step 1" in error
@@ -248,7 +248,7 @@ def test_f25_a_metric_that_no_trial_reports():
     assert "TuneConfig" in error
 
 
-def test_f25_a_metric_that_a_later_result_lacks():
+def test_f25_metric_that_a_later_result_lacks_is_an_error():
     def train(config):
         tune.report({"loss": 1.0})
         tune.report({"accuracy": 1.0})
@@ -258,7 +258,7 @@ def test_f25_a_metric_that_a_later_result_lacks():
     )
 
 
-def test_a_function_that_reports_nothing_though_a_metric_is_expected():
+def test_function_without_reports_but_with_a_metric_ends_in_error():
     error = error_of(lambda config: None, metric="loss", mode="min")
 
     assert "without a result" in error
@@ -266,7 +266,7 @@ def test_a_function_that_reports_nothing_though_a_metric_is_expected():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_f25_a_metric_that_is_not_finite(value):
+def test_f25_metric_that_is_not_finite_is_an_error(value):
     error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
 
     assert f"'loss' is {value} at step 1" in error
@@ -274,7 +274,7 @@ def test_f25_a_metric_that_is_not_finite(value):
 
 
 @pytest.mark.parametrize("value", ["low", None, [1.0]])
-def test_f25_a_metric_that_is_no_number(value):
+def test_f25_metric_that_is_no_number_is_an_error(value):
     error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
 
     assert f"'loss' is {value!r}" in error
@@ -282,7 +282,7 @@ def test_f25_a_metric_that_is_no_number(value):
 
 
 @pytest.mark.parametrize("value", [np.zeros(3), np.ones((2, 2))], ids=["1d", "2d"])
-def test_an_array_as_a_metric(value):
+def test_array_as_a_metric_ends_the_trial_in_error(value):
     def train(config):
         tune.report({"loss": value})
 
@@ -292,7 +292,7 @@ def test_an_array_as_a_metric(value):
     assert ".item()" in error
 
 
-def test_a_tensor_as_a_metric():
+def test_tensor_as_a_metric_ends_the_trial_in_error():
     class Tensor:  # what torch's looks like to a stranger
         shape = (4,)
 
@@ -305,14 +305,14 @@ def test_a_tensor_as_a_metric():
     assert "of shape (4,), not a number" in error_of(train)
 
 
-def test_an_object_as_a_metric():
+def test_object_as_a_metric_ends_the_trial_in_error():
     def train(config):
         tune.report({"when": object()})
 
     assert "'when' at step 1 is object" in error_of(train)
 
 
-def test_a_step_that_returns_no_dict():
+def test_step_that_returns_no_dict_ends_in_error():
     class Model(tune.Trainable):
         def step(self):
             return 3
@@ -325,13 +325,13 @@ def test_a_step_that_returns_no_dict():
 
 @pytest.mark.parity(58)
 @pytest.mark.parametrize(("name", "amount"), [("cpu", 999), ("gpu", 64), ("licence", 1)])
-def test_more_of_a_resource_than_any_node_has(name, amount):
+def test_resources_that_no_node_has_are_an_error(name, amount):
     most = r"\d+" if name == "cpu" else "[0-9]"
     with rejected(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
         fit(tune.with_resources(trains, {name: amount}), time_budget_s=100)
 
 
-def test_more_than_any_node_has_for_one_configuration_only():
+def test_resources_that_no_node_has_for_one_configuration_are_an_error():
     trainable = tune.with_resources(trains, lambda config: {"cpu": config["cpus"]})
     with rejected("cpu=999", "most that any node has"):
         fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=100)

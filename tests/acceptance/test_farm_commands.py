@@ -59,7 +59,7 @@ def _trials(farm: FarmService, name: str) -> list[dict[str, Any]]:
 # --- submit ---------------------------------------------------------------------------------------
 
 
-def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm):
+def test_attached_experiment_survives_ctrl_c_and_is_followed_to_its_end(farm):
     script = farm.write(Search(name="first", trials=2, steps=5))
     done = farm.run("submit", str(script), "--name", "first")
     assert done.returncode == 0, done
@@ -98,7 +98,7 @@ def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm)
 # --- list of experiments --------------------------------------------------------------------------
 
 
-def test_an_experiment_is_looked_at_while_it_runs(farm):
+def test_running_experiment_is_shown_by_the_commands(farm):
     farm.submit(Search(name="exp", trials=6, steps=6, has_gate=True), "--priority", "3")
     farm.wait_for("exp", "RUNNING")
     farm.open_gate("exp", 3)
@@ -149,7 +149,7 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
     assert farm.json("ls", "--active")["experiments"] == []
 
 
-def test_what_waits_says_for_what(farm):
+def test_waiting_trial_names_the_reason(farm):
     farm.submit(Search(name="large", trials=1, steps=1, resources={"cpu": 3}))
     farm.submit(Search(name="odd", trials=1, steps=1, resources={"cpu": 1, "tpu": 1}))
     farm.wait_for("large", "RUNNING")
@@ -302,7 +302,7 @@ def test_a_node_is_drained_used_again_and_retired(farm):
 # --- wrong use ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
+def test_unknown_name_is_named_with_similar_names(farm):
     farm.submit(Search(name="resnet", trials=2, steps=4, has_gate=True))
     farm.wait_for("resnet", "RUNNING")
     for command in (
@@ -322,7 +322,7 @@ def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
     assert "which node" in _rejected(farm, "nodes", "drain", code=USE)
 
 
-def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
+def test_request_in_the_wrong_state_is_refused_with_the_reason(farm):
     script = farm.write(Search(name="exp", trials=1, steps=4, has_gate=True))
     farm.tunemq("submit", str(script), "--name", "exp", "--detach")
     farm.wait_for("exp", "RUNNING")
@@ -343,7 +343,7 @@ def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
     assert "FINISHED" in farm.tunemq("stop", "exp")  # the experiment is in the desired state
 
 
-def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):
+def test_missing_scheduler_and_missing_redis_are_told_apart(farm):
     commands = (("ls",), ("nodes", "drain", "one"))
     farm.kill_scheduler()
     script = str(farm.write(Search(name="exp")))

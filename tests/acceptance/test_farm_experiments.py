@@ -85,9 +85,7 @@ def _check_versions(farm: FarmService, name: str, whose: str, version: str) -> N
     assert f"the search has {whose} {version}" in printed
 
 
-def test_modules_of_the_same_name_and_packages_of_other_versions_are_each_experiments_own(
-    farm, tmp_path
-):
+def test_experiments_use_their_own_modules_and_package_versions(farm, tmp_path):
     for whose, version in (("ann", "1.0"), ("ben", "2.0")):
         python, packages = _environment(tmp_path / f"venv-{whose}")
         (packages / "numerics").mkdir()
@@ -214,7 +212,7 @@ def guarded(tmp_path: Path) -> Iterator[FarmService]:
         yield farm
 
 
-def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys(guarded):
+def test_experiment_is_isolated_from_others_that_sleep_crash_and_look_for_keys(guarded):
     farm = guarded
     farm.submit(
         Search(
@@ -246,7 +244,7 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
     }
 
 
-def test_one_whose_trials_end_while_its_process_crashes_is_finished_and_knows_how(farm):
+def test_experiment_whose_trials_end_during_a_crash_finishes_with_its_results(farm):
     farm.submit(Search(name="crasher", steps=5, code=_CRASHER, run="callbacks=[Crasher()],"))
 
     row = farm.wait_for("crasher", "FINISHED")
@@ -260,7 +258,7 @@ def test_one_whose_trials_end_while_its_process_crashes_is_finished_and_knows_ho
 
 
 @pytest.mark.soak
-def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(farm):
+def test_experiment_whose_process_keeps_crashing_fails_with_the_reason(farm):
     farm.submit(Search(name="crasher", steps=1000, code=_CRASHER, run="callbacks=[Crasher()],"))
 
     row = farm.wait_for("crasher", "FAILED")

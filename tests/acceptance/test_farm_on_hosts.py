@@ -201,7 +201,7 @@ def page(tmp_path: Path) -> Iterator[_Page]:
             page.commands.close()
 
 
-def test_the_farm_page_works_and_machines_may_go_and_come(page):
+def test_farm_page_works_while_machines_leave_and_return(page):
     eventually(
         lambda: (page.scheduler.poll() is None) and _answers(page),
         within=60,

@@ -72,7 +72,7 @@ def _repeated(steps: list[int]) -> int:
 
 
 @_settings("max_running = 1")
-def test_the_highest_priority_is_next_and_has_a_lower_one_that_runs_give_way(farm):
+def test_highest_priority_runs_next_and_preempts_a_lower_one(farm):
     farm.submit(Search(name="first", trials=2, steps=200, trainable=_CLASS, has_gate=True))
     farm.open_gate("first", 2)
     farm.wait_for_steps("first", 2, 2)
@@ -113,7 +113,7 @@ def test_owners_take_turns(farm):
 # --- giving way -----------------------------------------------------------------------------------
 
 
-def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm):
+def test_preempted_trials_that_save_on_demand_repeat_no_step(farm):
     farm.submit(Search(name="low", trials=3, steps=200, trainable=_CLASS, has_gate=True))
     farm.open_gate("low", 5)
     farm.wait_for_steps("low", 2, 5)
@@ -132,7 +132,7 @@ def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm
     assert "preempted" in farm.tunemq("show", "low")
 
 
-def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):
+def test_preempted_functions_stop_at_their_next_checkpoint_and_repeat_no_step(farm):
     farm.submit(Search(name="low", trials=2, steps=200, save_every=7, has_gate=True))
     farm.open_gate("low", 3)
     farm.wait_for_steps("low", 2, 3)
@@ -148,7 +148,7 @@ def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):
 
 
 @_settings("preempt_grace_s = 1")
-def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted_and_shown(farm):
+def test_preempted_trial_without_a_checkpoint_in_time_shows_its_repeated_steps(farm):
     farm.submit(Search(name="low", trials=2, steps=80, save_every=1000, has_gate=True))
     farm.open_gate("low", 10)
     farm.wait_for_steps("low", 2, 10)
@@ -169,7 +169,7 @@ def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted
     assert "repeated" in farm.tunemq("show", "low")
 
 
-def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
+def test_paused_and_resumed_search_repeats_at_most_one_interval(farm):
     interval = 4
     farm.submit(Search(name="exp", trials=2, steps=200, save_every=interval, has_gate=True))
     farm.open_gate("exp", 6)
@@ -190,7 +190,7 @@ def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
 
 
 @_settings("max_running = 2")
-def test_a_killed_scheduler_repeats_nothing_loses_nothing_and_knows_its_queue(farm):
+def test_killed_scheduler_keeps_its_queue_and_loses_and_repeats_nothing(farm):
     farm.add_worker("two", cpus=2)
     farm.has_nodes("two")
     for name in ("a", "b"):
@@ -278,7 +278,7 @@ def test_search_that_waits_for_another_version_can_be_stopped(farm):
 
 
 @pytest.mark.timeout(400)
-def test_a_thousand_that_wait_do_not_keep_an_urgent_one_waiting(tmp_path):
+def test_thousand_waiting_searches_do_not_delay_an_urgent_one(tmp_path):
     with farm_service(tmp_path, settings="max_running = 2", starts=False) as farm:
         script = farm.write(Search(name="many", trials=1, steps=9999, step_s=0.1, trainable=_CLASS))
         farm.results.mkdir(parents=True)

@@ -103,7 +103,7 @@ def test_a_search_runs_while_all_keys_are_changed_and_the_scheduler_is_killed(fa
     assert distrusted(farm) == set()
 
 
-def test_who_has_no_keys_neither_asks_nor_works(farm, keys):
+def test_client_and_worker_without_keys_are_rejected(farm, keys):
     farm.of_home["stranger"] = {}
     farm.add_worker("stranger")
     hers = farm.of_home.pop("laptop")

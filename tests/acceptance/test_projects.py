@@ -60,7 +60,7 @@ def test_f25_a_project_with_its_own_shared_workers_and_scheduler_runs_unchanged(
     assert scores(run(project, "train.py")) == [13, 16]
 
 
-def test_a_class_of_such_a_project_runs_unchanged(tmp_path):
+def test_trainable_class_of_a_project_runs_unchanged(tmp_path):
     project = write(
         tmp_path,
         {
@@ -88,7 +88,7 @@ def test_a_class_of_such_a_project_runs_unchanged(tmp_path):
     assert scores(run(project, "search.py")) == [13, 16]
 
 
-def test_modules_named_redis_and_celery_beside_the_script_hide_nothing(tmp_path):
+def test_modules_named_redis_and_celery_beside_the_script_do_no_harm(tmp_path):
     project = write(
         tmp_path,
         {

@@ -141,7 +141,7 @@ def test_trials_that_ended_by_a_criterion_continue_to_another_one(searched):
     assert all(searched.executed().count((x, 1)) == 1 for x in (1.0, 2.0, 3.0))
 
 
-def test_trials_in_error_stay_so_with_their_errors(searched):
+def test_restore_keeps_trials_in_error_with_their_errors(searched):
     before = searched.fit(steps=4, fails_at=3)
     Path(searched.space["fixed"]).touch()
 
@@ -153,7 +153,7 @@ def test_trials_in_error_stay_so_with_their_errors(searched):
     assert "ValueError: it fails" in str(grid[0].error)
 
 
-def test_trials_in_error_continue_from_their_last_checkpoints(searched):
+def test_restore_resumes_trials_in_error_from_their_last_checkpoints(searched):
     searched.fit(steps=4, fails_at=3, saves=True)
     Path(searched.space["fixed"]).touch()
 
@@ -169,7 +169,7 @@ def test_trials_in_error_continue_from_their_last_checkpoints(searched):
     assert searched.executed().count((1.0, 3)) == 2, "the step that failed"
 
 
-def test_trials_in_error_begin_anew_and_count_anew(searched):
+def test_restore_restarts_trials_in_error_with_new_counts(searched):
     searched.fit(steps=4, fails_at=3, saves=True)
     Path(searched.space["fixed"]).touch()
 
@@ -184,7 +184,7 @@ def test_trials_in_error_begin_anew_and_count_anew(searched):
     assert told(searched.restore()) == told(grid)
 
 
-def test_unfinished_trials_end_where_they_are_if_that_is_wanted(searched):
+def test_restore_ends_unfinished_trials_if_asked_for(searched):
     budget = tune.TuneConfig(metric="loss", mode="min", seed=1)
     stopping = threading.Thread(target=interrupt_at, args=(searched, 5))
     stopping.start()
@@ -232,7 +232,7 @@ def test_time_is_counted_over_all_runs(searched, monkeypatch, ended_searches):
     assert times == sorted(times), "each run begins where the one before was"
 
 
-def test_what_cannot_change_is_refused_and_named(searched):
+def test_restore_with_a_setting_that_cannot_change_is_refused(searched):
     def another(config):
         tune.report({"loss": 1})
 
@@ -263,7 +263,7 @@ def test_what_cannot_change_is_refused_and_named(searched):
     assert tune.Tuner.restore(path, train, param_space=searched.space).fit().num_terminated == 3
 
 
-def test_what_cannot_be_pickled_has_to_be_given_again(searched):
+def test_restore_needs_unpicklable_settings_again(searched):
     lock = threading.Lock()
 
     class Locked(tune.Callback):
@@ -286,7 +286,7 @@ def test_what_cannot_be_pickled_has_to_be_given_again(searched):
     assert grid.num_terminated == 3
 
 
-def test_whether_there_is_an_experiment_is_known(searched):
+def test_can_restore_tells_whether_there_is_an_experiment(searched):
     assert not tune.Tuner.can_restore(searched.path)
     with pytest.raises(ConfigError, match=r"no tuner\.pkl"):
         searched.restore()
@@ -299,7 +299,7 @@ def test_whether_there_is_an_experiment_is_known(searched):
     ("field", "said"), [("python", "Python 2.7"), ("cloudpickle", "cloudpickle 0.1"),
                         ("tunemq", "TuneMQ 0.0.0")]
 )  # fmt: skip
-def test_another_version_is_refused_and_both_are_named(searched, field, said):
+def test_restore_of_another_version_is_refused_and_both_are_named(searched, field, said):
     searched.fit(steps=1)
     ours = write_version(searched, field, said.split()[1])
 
@@ -345,7 +345,7 @@ class Rejects(tune.stopper.Stopper):
         raise ValueError("no")
 
 
-def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_fixed(searched):
+def test_failed_restore_succeeds_after_its_cause_is_fixed(searched):
     searched.fit(tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=1), steps=2)
     two = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=2)
     with pytest.raises(SearchFailed, match="ValueError: no"):
@@ -356,7 +356,7 @@ def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_
     assert [steps_of(one) for one in grid] == [[1, 2]] * 6
 
 
-def test_callbacks_and_algorithms_of_the_first_run_are_those_of_the_next(searched):
+def test_restore_keeps_callbacks_and_algorithms_of_the_first_run(searched):
     class Notes(tune.Callback):
         def __init__(self, path: str) -> None:
             self.path = path
@@ -406,7 +406,7 @@ def test_callbacks_and_algorithms_of_the_first_run_are_those_of_the_next(searche
     assert int(seen) == len(recorded), "the second run's callback knows what the first one's knew"
 
 
-def test_where_all_that_is_left_is_not_to_be_finished_nothing_is_started(searched):
+def test_restore_that_finishes_no_trial_starts_nothing(searched):
     stopping = threading.Thread(target=interrupt_at, args=(searched, 5))
     stopping.start()
     with pytest.raises(KeyboardInterrupt):

@@ -56,7 +56,7 @@ def tuner(folder: Path, **options) -> tune.Tuner:
     )
 
 
-def test_a_shortened_journal_and_its_history_are_the_whole_experiment(tmp_path: Path) -> None:
+def test_shortened_journal_with_its_history_holds_the_whole_experiment(tmp_path: Path) -> None:
     before = tuner(tmp_path).fit()
     assert before.num_errors == 4
     found = recover(tmp_path / "search" / FILE_NAME)
@@ -81,7 +81,7 @@ def test_a_shortened_journal_and_its_history_are_the_whole_experiment(tmp_path: 
             assert len(table_of(one)) == STEPS
 
 
-def test_who_cannot_give_a_state_keeps_the_journal_whole(tmp_path: Path) -> None:
+def test_algorithm_without_a_state_keeps_the_journal_complete(tmp_path: Path) -> None:
     class Mine(tune.schedulers.FIFOScheduler):
         def on_trial_result(self, runner, trial, result):
             return self.CONTINUE
@@ -96,7 +96,7 @@ def test_who_cannot_give_a_state_keeps_the_journal_whole(tmp_path: Path) -> None
 
 @pytest.mark.parity(91, 174)
 @pytest.mark.parametrize("lost", [1, 3, 100])
-def test_what_the_files_lack_is_made_good_and_nothing_is_written_twice(
+def test_restore_completes_result_files_and_writes_nothing_twice(
     tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 2**30)  # it keeps all turns

@@ -84,7 +84,7 @@ def trials_in(told: dict) -> list[dict]:
 # --- programs -------------------------------------------------------------------------------------
 
 
-def test_options_behind_the_program_find_the_best_configuration_of_a_bash_script(project):
+def test_run_finds_the_best_configuration_of_a_bash_script(project):
     done = run(
         project,
         "./train.sh", "--lr", "{lr}", "--space", "space.yaml", "--metric", "loss",
@@ -149,7 +149,7 @@ def test_a_program_that_fails_half_the_time_continues_from_its_checkpoints(proje
     assert not any("Traceback" in one for one in errors)
 
 
-def test_a_program_that_always_fails_is_in_error_with_what_it_said(project):
+def test_program_that_always_fails_is_in_error_with_its_output(project):
     done = run(
         project,
         "--space", "space.yaml", "--metric", "loss", "--", "bash", "-c", "echo why >&2; exit 7",
@@ -196,7 +196,7 @@ def test_after_kill_9_of_the_program_its_trial_continues(project):
 # --- in a script ----------------------------------------------------------------------------------
 
 
-def test_asha_stops_programs_with_all_that_they_have_started(project):
+def test_asha_stops_programs_with_their_child_processes(project):
     """ASHA also stops a child that survives SIGTERM, and a child in a separate session."""
     write(
         project,
@@ -235,7 +235,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_search_in_a_script_gets_what_its_programs_say(project, monkeypatch):
+def test_search_in_a_script_gets_the_results_of_its_programs(project, monkeypatch):
     monkeypatch.chdir(project)
     results = fit(
         tune.with_resources(tune.executable(["./train.sh", "--lr", "{opt.lr}"]), {"cpu": 1}),
@@ -288,7 +288,7 @@ def test_run_with_text_that_steers_a_terminal_prints_it_escaped(project):
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
 
 
-def test_ctrl_c_ends_programs_and_keeps_what_there_is(project):
+def test_ctrl_c_ends_programs_and_keeps_their_results(project):
     search = subprocess.Popen(
         [
             "tunemq", "run", "--metric", "loss", "--name", "mine", "--",
@@ -342,7 +342,7 @@ def test_without_a_metric_every_configuration_just_runs(project):
     assert sorted((project / "all").read_text().split()) == ["13", "14", "23", "24"]
 
 
-def test_behind_two_dashes_everything_is_the_programs(project):
+def test_run_passes_everything_after_two_dashes_to_the_program(project):
     run(
         project,
         "--metric", "loss", "--name", "ours", "--",
@@ -352,7 +352,7 @@ def test_behind_two_dashes_everything_is_the_programs(project):
     assert (project / "said").read_text() == "--name theirs -- --help\n"
 
 
-def test_help_says_how(project):
+def test_run_help_shows_an_example(project):
     told = run(project, "--help").stdout
 
     assert "tunemq run --space space.yaml --metric loss --num-samples 20 -- ./train.sh" in told

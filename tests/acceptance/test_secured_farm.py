@@ -61,9 +61,7 @@ def test_a_farm_with_keys_tls_users_and_policies_runs_a_search(
         assert redis.rejected() == []
 
 
-def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_has(
-    redis: SecuredRedis, tmp_path: Path
-):
+def test_s05_search_over_tls_needs_no_rights_beyond_each_role(redis: SecuredRedis, tmp_path: Path):
     with secured_farm(tmp_path / "farm", redis) as farm:
         farm.add_worker("one")
         farm.has_nodes("one")
@@ -90,7 +88,7 @@ def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_h
         assert redis.rejected() == []
 
 
-def test_s05_a_redis_that_asks_for_certificates_is_shown_them(tmp_path: Path):
+def test_s05_redis_that_asks_for_client_certificates_gets_them(tmp_path: Path):
     (tmp_path / "redis").mkdir()
     with (
         secured_redis(tmp_path / "redis", ["tls-auth-clients yes"]) as redis,

@@ -159,7 +159,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_f21_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_starts(
+def test_f21_unusable_store_is_a_short_error_before_anything_starts(
     minio, bucket, folder, tmp_path, monkeypatch, wrong
 ):
     address, variables, words = WRONG[wrong]
@@ -183,7 +183,7 @@ def test_f21_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_
     nothing_is_left(folder)
 
 
-def test_a_wrong_region_is_told_before_anything_starts(folder, tmp_path, monkeypatch):
+def test_wrong_region_is_an_error_before_anything_starts(folder, tmp_path, monkeypatch):
     with running_minio(tmp_path / "server", region="eu-7") as server:
         for name, value in (server.environ | {"AWS_REGION": "mars-1"}).items():
             monkeypatch.setenv(name, value)
@@ -198,7 +198,7 @@ def test_a_wrong_region_is_told_before_anything_starts(folder, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("place", ["storage_path", "$TUNEMQ_RESULTS beside a bucket"])
-def test_a_read_only_disk_is_told_before_anything_starts(
+def test_read_only_disk_is_an_error_before_anything_starts(
     minio, bucket, folder, tmp_path, monkeypatch, place
 ):
     disk = tmp_path / "disk"
@@ -220,7 +220,7 @@ def test_a_read_only_disk_is_told_before_anything_starts(
 
 
 @pytest.mark.parametrize("place", ["a local store", "the cache before a bucket"])
-def test_f16_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_before_is_whole(
+def test_f16_full_disk_fails_the_trial_by_name_and_keeps_earlier_checkpoints(
     minio, bucket, folder, tmp_path, monkeypatch, place
 ):
     disk = tmp_path / "disk"
@@ -271,7 +271,7 @@ def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> N
     search.leaves_nothing()
 
 
-def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
+def test_revoked_store_keys_are_reported_and_end_the_trial_after_sync_timeout(
     start, server, monkeypatch
 ):
     keys = StaticProvider(server.access_key, server.secret_key)
@@ -287,7 +287,7 @@ def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
     ends_in_an_error(search, "the server does not know these keys", SYNC_S)
 
 
-def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(start, server):
+def test_removed_bucket_is_reported_and_ends_the_trial_after_sync_timeout(start, server):
     search = has_saved_twice(start)
     (server.data / "shelf").rename(server.folder / "removed")
     search.open_gate(200)

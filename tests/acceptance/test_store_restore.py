@@ -75,7 +75,7 @@ def test_a_search_is_restored_from_its_address(
         assert one.metrics["iterations_since_restore"] == 2, "it continued from its checkpoint"
 
 
-def test_a_folder_that_the_search_continued_without_is_not_taken_for_the_newest(
+def test_restore_does_not_take_an_outdated_folder_for_the_newest(
     tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
 ) -> None:
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))

@@ -126,7 +126,7 @@ def test_fit_works_in_a_thread_and_beside_another_search():
     assert len(set(pids)) == 4
 
 
-def test_the_users_signal_handlers_are_back_after_fit():
+def test_signal_handlers_of_the_user_are_restored_after_fit():
     def mine(number, frame):
         pass
 
@@ -139,7 +139,7 @@ def test_the_users_signal_handlers_are_back_after_fit():
             signal.signal(number, handler)
 
 
-def test_a_trial_sees_the_scripts_variables_and_not_ours(monkeypatch):
+def test_trial_sees_the_variables_of_the_script_and_no_internal_ones(monkeypatch):
     monkeypatch.setenv("MY_DATA", "/data")
 
     def train(config):
@@ -187,7 +187,7 @@ def test_a_reused_object_is_cleaned_up_when_its_search_has_ended(tmp_path, monke
     assert [path.read_text() for path in printed] == ["", "cleaned up\n"]
 
 
-def test_what_is_shown_without_a_terminal_is_a_line_for_each_event(tmp_path):
+def test_progress_without_a_terminal_is_a_line_for_each_event(tmp_path):
     project = write(
         tmp_path,
         {
