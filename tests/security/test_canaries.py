@@ -35,20 +35,20 @@ TEXT, BYTES = "p/ss w0rd+with=odd&signs~0123456", bytes(range(120, 152))
         *(base64.b64encode(b"x" * begin + TEXT.encode() + b"yy") for begin in range(7)),
     ],
 )
-def test_a_secret_is_found_however_it_is_written(written: bytes) -> None:
+def test_canary_is_found_in_every_encoding(written: bytes) -> None:
     canaries = Canaries({"text": TEXT, "bytes": BYTES})
     canaries.look("log", "one", b"before " + written + b" after")
     assert len(canaries.found) == 1
     assert canaries.seen == {"log": len(written) + 13}
 
 
-def test_what_is_no_secret_is_not_found() -> None:
+def test_canary_search_finds_no_other_text() -> None:
     canaries = Canaries({"text": TEXT, "bytes": BYTES})
     canaries.look("log", "one", TEXT[:-4].encode() + os.urandom(10_000) + BYTES[3:])
     assert canaries.found == {}
 
 
-def test_a_secret_is_found_in_files_also_where_two_pieces_meet(tmp_path: Path) -> None:
+def test_canary_across_two_chunks_of_a_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(bytes(2**22 - 7) + TEXT.encode())
     (tmp_path / "kept").mkdir()
@@ -58,7 +58,7 @@ def test_a_secret_is_found_in_files_also_where_two_pieces_meet(tmp_path: Path) -
     assert canaries.found == {"text": {f"files: {tmp_path / 'deep' / 'file'}"}}
 
 
-def test_a_secret_among_the_arguments_of_a_process_is_seen() -> None:
+def test_canary_in_process_arguments_is_found() -> None:
     canaries, seen = Canaries({"text": TEXT}), CommandLines()
     seen.start()
 
@@ -71,7 +71,7 @@ def test_a_secret_among_the_arguments_of_a_process_is_seen() -> None:
     assert set(canaries.found) == {"text"}
 
 
-def test_what_is_said_to_a_redis_is_overheard(tmp_path: Path) -> None:
+def test_redis_traffic_is_recorded(tmp_path: Path) -> None:
     server = TcpRedis(tmp_path)
     try:
         overheard = Overheard(server.client)

@@ -32,7 +32,7 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dec
     logging.disable(before)
 
 
-def test_no_decoder_is_forgotten(decoders: dict[str, Decoder]) -> None:
+def test_every_decoder_is_listed(decoders: dict[str, Decoder]) -> None:
     there = decoding_places()
     known = {place for one in decoders.values() for place in one.covers} | set(EXCUSED)
     assert there - known == set(), "add them to tests/fuzz/decoders.py"
@@ -54,16 +54,16 @@ def test_no_decoder_is_forgotten(decoders: dict[str, Decoder]) -> None:
         ("import zipfile\ndef f(p):\n    with zipfile.ZipFile(p) as z: return z", "f"),
     ],
 )
-def test_a_place_where_something_is_decoded_is_found(source: str, place: str) -> None:
+def test_decoding_call_is_found_in_source(source: str, place: str) -> None:
     assert places_in(source) == {place}
 
 
-def test_what_only_writes_is_no_such_place() -> None:
+def test_encoding_call_is_not_taken_for_a_decoding_call() -> None:
     assert places_in("import json\ndef f(o): return json.dumps(o)\nx = 'json.loads(t)'") == set()
 
 
 @pytest.mark.timeout(600)
-def test_each_decoder_takes_or_refuses_what_it_is_given(decoders: dict[str, Decoder]) -> None:
+def test_each_decoder_accepts_or_rejects_every_input(decoders: dict[str, Decoder]) -> None:
     failures, tried = [], 0
     for decoder in decoders.values():
         fuzzer = Fuzzer(decoder, seed=1)
@@ -77,7 +77,7 @@ def test_each_decoder_takes_or_refuses_what_it_is_given(decoders: dict[str, Deco
     assert tried > 100 * len(decoders)
 
 
-def test_each_decoder_takes_some_of_what_it_begins_with(decoders: dict[str, Decoder]) -> None:
+def test_each_decoder_accepts_some_of_its_samples(decoders: dict[str, Decoder]) -> None:
     """Otherwise the fuzzer would never reach the decoder's deeper code."""
 
     def takes(decoder: Decoder, data: bytes) -> bool:

@@ -17,7 +17,7 @@ __all__ = ["farm"]
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
-def test_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
+def test_doctor_of_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
     found = farm.examined()
     assert all(one.level is FindingLevel.OK for one in found.findings), str(found)
     assert (found.problems, found.warnings) == (0, 0)
@@ -30,7 +30,7 @@ def test_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
     assert all(re.match(r"ok       [a-z-]+  +\S", line) for line in lines), said.stdout
 
 
-def test_the_healthy_farm_was_really_looked_at(farm: ExaminedFarm):
+def test_doctor_runs_every_check_on_the_healthy_farm(farm: ExaminedFarm):
     said = {one.check: one.what for one in farm.examined().findings}
     assert "one" in said["nodes"]
     assert "ada" in said["keys"]
@@ -70,7 +70,7 @@ def test_the_page_says_what_each_check_means(farm: ExaminedFarm):
     assert not [check for check in checks | {"redis", "store"} if f"`{check}`" not in section]
 
 
-def test_a_person_reads_what_is_wrong_and_how_to_fix_it(farm: ExaminedFarm):
+def test_doctor_prints_each_problem_with_its_fix(farm: ExaminedFarm):
     with farm.redis_says("maxmemory-policy", "allkeys-lru"):
         done = farm.doctor()
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_a_person_reads_what_is_wrong_and_how_to_fix_it(farm: ExaminedFarm):
     assert lines[-1].endswith("checks: 1 problem, no warnings.")
 
 
-def test_nothing_of_the_farm_is_changed_by_looking(farm: ExaminedFarm):
+def test_doctor_changes_nothing_on_the_farm(farm: ExaminedFarm):
     client = farm.server.client()
 
     def objects() -> set[str]:
@@ -92,7 +92,7 @@ def test_nothing_of_the_farm_is_changed_by_looking(farm: ExaminedFarm):
     assert objects() == before
 
 
-def test_a_redis_that_is_not_there_is_a_problem_and_the_rest_is_looked_at(farm: ExaminedFarm):
+def test_doctor_without_redis_reports_it_and_runs_the_other_checks(farm: ExaminedFarm):
     found = farm.examined("--redis", "redis://127.0.0.1:1/0", "--store", farm.store)
     (finding,) = found.of("redis")
     assert finding.level is FindingLevel.PROBLEM
@@ -101,14 +101,14 @@ def test_a_redis_that_is_not_there_is_a_problem_and_the_rest_is_looked_at(farm: 
     assert "store-keys" in {one.check for one in found.findings}
 
 
-def test_a_store_that_is_not_there_is_a_problem(farm: ExaminedFarm):
+def test_doctor_without_store_reports_a_problem(farm: ExaminedFarm):
     away = "s3://tunemq/farm?endpoint=http://127.0.0.1:1"
     found = farm.examined("--store", away)
     assert [one.check for one in found.findings if one.fix] == ["store"], str(found)
     assert "AWS_ACCESS_KEY_ID" in found.of("store")[0].fix
 
 
-def test_wrong_use_says_what_is_wrong_and_ends_with_2(farm: ExaminedFarm):
+def test_doctor_with_invalid_arguments_names_them_and_ends_with_2(farm: ExaminedFarm):
     for line, text in (
         (("--redis", "http://nowhere"), "redis://"),
         (("--store", "s3://NO"), "bucket"),
@@ -124,7 +124,7 @@ def test_wrong_use_says_what_is_wrong_and_ends_with_2(farm: ExaminedFarm):
     assert "TUNEMQ_REDIS" in done.stderr
 
 
-def test_no_secret_is_in_what_it_says(farm: ExaminedFarm):
+def test_doctor_output_holds_no_secret(farm: ExaminedFarm):
     for variables in ({}, {"AWS_SECRET_ACCESS_KEY": "canary-" * 4}):
         secrets = [farm.environ("head", variables)["AWS_SECRET_ACCESS_KEY"]]
         secrets += re.findall(r'"([^"]+)"', (farm.keys / "scheduler.toml").read_text())
@@ -135,7 +135,7 @@ def test_no_secret_is_in_what_it_says(farm: ExaminedFarm):
 # --- how it is shown ------------------------------------------------------------------------------
 
 
-def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
+def test_doctor_prints_a_line_for_each_check_with_problems_below():
     text = shown(
         [
             ok("a", "fine"),
@@ -156,7 +156,7 @@ def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
     ]
 
 
-def test_what_others_have_said_cannot_write_to_the_terminal():
+def test_doctor_escapes_text_from_other_machines():
     text = shown([problem("a", "node \x1b[2J\nok  all", "\r\x9b31m")])
     assert text.splitlines()[1:3] == [
         "         node ?[2J?ok  all",

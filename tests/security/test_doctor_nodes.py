@@ -139,7 +139,7 @@ def test_doctor_with_a_results_folder_that_does_not_exist_says_so(
     assert "cannot be written: Not a directory" in finding.what
 
 
-def test_what_no_node_may_say_is_not_believed(farm: ExaminedFarm):
+def test_doctor_ignores_forged_node_metrics(farm: ExaminedFarm):
     instance_id = secrets.token_hex(8)
     key = f"tunemq:vitals:{instance_id}"
     for words in (b"", b"\0", b"\x01" * 50, os.urandom(200), b"\0" + b"\x91" * 5000):
@@ -174,7 +174,7 @@ def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeyp
         farm.has_node_metrics(1)
 
 
-def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: ExaminedFarm):
+def test_doctor_without_nodes_and_scheduler_names_the_start_commands(farm: ExaminedFarm):
     found = farm.examined("--redis", f"{farm.redis.url[:-1]}5", "--store", farm.store)
     fixes = {one.check: one.fix for one in found.findings if one.level is not FindingLevel.OK}
     assert set(fixes) == {"nodes", "scheduler"}, str(found)

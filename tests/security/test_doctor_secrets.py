@@ -34,7 +34,7 @@ def copied_keys(farm: ExaminedFarm, tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_key_file_is_found_that_others_may_read(farm: ExaminedFarm, copied_keys: Path):
+def test_key_file_that_others_may_read_is_found(farm: ExaminedFarm, copied_keys: Path):
     for mode in (0o644, 0o640, 0o604, 0o620):
         copied_keys.chmod(mode)
         found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
@@ -48,7 +48,7 @@ def test_a_key_file_is_found_that_others_may_read(farm: ExaminedFarm, copied_key
     assert not farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)}).problems
 
 
-def test_a_key_file_is_found_that_others_may_replace(farm: ExaminedFarm, copied_keys: Path):
+def test_key_file_that_others_may_replace_is_found(farm: ExaminedFarm, copied_keys: Path):
     folder = copied_keys.parent
     folder.chmod(0o770)
     finding = farm.has_only(
@@ -57,7 +57,7 @@ def test_a_key_file_is_found_that_others_may_replace(farm: ExaminedFarm, copied_
     assert "replace" in finding.what
 
 
-def test_keys_of_the_store_are_found_that_others_may_read(farm: ExaminedFarm, tmp_path: Path):
+def test_store_keys_that_others_may_read_are_found(farm: ExaminedFarm, tmp_path: Path):
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
     file.chmod(0o644)
@@ -66,7 +66,7 @@ def test_keys_of_the_store_are_found_that_others_may_read(farm: ExaminedFarm, tm
     )
 
 
-def test_a_key_file_of_no_use_is_found(farm: ExaminedFarm, copied_keys: Path):
+def test_invalid_key_file_is_found(farm: ExaminedFarm, copied_keys: Path):
     copied_keys.write_text("[orders]\n")
     found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
     problems = [one for one in found.findings if one.level is FindingLevel.PROBLEM]
@@ -80,7 +80,7 @@ def test_a_key_file_of_another_role_cannot_examine(farm: ExaminedFarm):
     assert "--keys scheduler.toml" in found.of("keys")[0].fix
 
 
-def test_a_farm_that_signs_says_so_to_who_has_no_keys(farm: ExaminedFarm):
+def test_farm_that_signs_says_so_to_a_client_without_keys(farm: ExaminedFarm):
     found = farm.examined(variables={"TUNEMQ_KEYS": ""})
     assert "--keys scheduler.toml" in found.of("nodes")[0].fix, str(found)
 
@@ -138,7 +138,7 @@ _OURS = parse_address("redis://me:wordword@farm.example:6379/0")
         ("anything", "xxthe-secret-of-the-storexx"),
     ],
 )
-def test_these_arguments_show_a_key(line: tuple[str, ...]):
+def test_key_in_process_arguments_is_found(line: tuple[str, ...]):
     secrets = KnownSecrets(_OURS, ["the-secret-of-the-store", "the other one/", ""])
     (finding,) = check_arguments(secrets, [ListedProcess(7, line)])
     assert finding.level is FindingLevel.PROBLEM
@@ -160,7 +160,7 @@ def test_these_arguments_show_a_key(line: tuple[str, ...]):
         (),
     ],
 )
-def test_these_arguments_show_none(line: tuple[str, ...]):
+def test_harmless_process_arguments_are_not_reported(line: tuple[str, ...]):
     secrets = KnownSecrets(_OURS, ["short", ""])
     assert [one.level for one in check_arguments(secrets, [ListedProcess(7, line)])] == [
         FindingLevel.OK

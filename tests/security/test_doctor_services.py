@@ -31,14 +31,14 @@ def store(farm: ExaminedFarm) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu"])
-def test_a_redis_that_throws_keys_away_is_found(farm: ExaminedFarm, policy: str):
+def test_redis_that_evicts_keys_is_found(farm: ExaminedFarm, policy: str):
     with farm.redis_says("maxmemory-policy", policy):
         finding = farm.has_only("redis-eviction", "maxmemory-policy noeviction")
     assert policy in finding.what
     assert finding.refuses
 
 
-def test_a_redis_that_keeps_nothing_on_disk_is_found(farm: ExaminedFarm):
+def test_redis_without_persistence_is_found(farm: ExaminedFarm):
     with farm.redis_says("appendonly", "no"):
         farm.has_only("redis-aof", "appendonly yes")
 

@@ -83,7 +83,7 @@ def test_s02_a_search_runs_on_a_farm_with_keys_while_they_are_changed(keyed):
     assert "rejected" not in farm.run("nodes").stderr
 
 
-def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_path):
+def test_s02_node_without_a_farm_key_is_rejected_notified_and_listed(keyed, tmp_path):
     farm = keyed.farm
     others = str(key_folder(tmp_path / "others").path / WORKER_FILE)
     farm.add_worker("keyless")
@@ -143,7 +143,7 @@ def test_farm_without_keys_gets_them_by_a_restart_and_its_search_continues(tmp_p
         farm.check_results("first")
 
 
-def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_path):
+def test_rejected_worker_joins_once_its_key_is_known(keyed, tmp_path):
     farm, folder = keyed.farm, keyed.folder
     after = KeyFolder(str(tmp_path / "after"))
     after.path.mkdir(mode=0o700)
@@ -167,7 +167,7 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
     farm.check_results("first")
 
 
-def test_worker_without_keys_is_told_so_and_never_called_ready(keyed, tmp_path):
+def test_worker_without_keys_says_so_and_is_never_ready(keyed, tmp_path):
     farm = keyed.farm
     # With the registration the scheduler announces the key that it signs with.
     farm.add_worker("one", 1, "--keys", str(keyed.folder.path / WORKER_FILE))

@@ -27,7 +27,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines]
 
 
-def test_the_commands_of_the_page_do_what_it_says(tmp_path):
+def test_commands_of_the_keys_page_work_as_described(tmp_path):
     said = {" ".join(command[1:]): run_tunemq(tmp_path, *command).stdout for command in commands()}
 
     new = said["new keys ada ben"]
@@ -62,7 +62,7 @@ def test_no_command_prints_a_secret(tmp_path):
         assert not any(secret[:12] in out for secret in secrets)
 
 
-def test_a_mistake_is_told_in_a_line_with_the_fix(tmp_path):
+def test_keys_command_reports_a_mistake_in_one_line_with_the_fix(tmp_path):
     run_tunemq(tmp_path, "keys", "new", "keys")
     again = run_tunemq(tmp_path, "keys", "new", "keys", code=64).stderr
     assert "there are keys in" in again

@@ -90,7 +90,7 @@ def _credulous(_: str, key: str) -> tuple[int, str]:
     return (200, "") if key else (403, "AccessDenied")
 
 
-def test_unknown_keys_that_are_denied_access_are_not_known():
+def test_unknown_keys_that_are_denied_access_count_as_unknown():
     with odd_store(_garage) as address:
         found = probe_store(address, _ENVIRON)
     assert levels(found) == {}
@@ -111,7 +111,7 @@ def test_a_server_that_takes_any_keys_is_found():
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 503])
-def test_neither_yes_nor_no_is_said_to_be_unknown(status: int):
+def test_unclear_answer_to_a_probe_is_reported_as_unknown(status: int):
     def answers(_: str, key: str) -> tuple[int, str]:
         return (status, "Odd") if not key else _garage(_, key)
 
@@ -123,7 +123,7 @@ def test_neither_yes_nor_no_is_said_to_be_unknown(status: int):
     assert f"HTTP status {status}" in finding.what
 
 
-def test_forged_uploads_that_are_sent_elsewhere_are_not_said_to_be_refused():
+def test_redirected_forged_upload_does_not_count_as_refused():
     def answers(method: str, key: str) -> tuple[int, str]:
         return (307, "TemporaryRedirect") if method == "PUT" else _garage(method, key)
 
@@ -132,7 +132,7 @@ def test_forged_uploads_that_are_sent_elsewhere_are_not_said_to_be_refused():
     assert found["store-unsigned-trailer"] is FindingLevel.WARNING
 
 
-def test_no_answer_to_a_probe_keeps_nobody_from_starting(monkeypatch: pytest.MonkeyPatch):
+def test_unanswered_probe_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPatch):
     def hangs_up_on_writing(method: str, key: str) -> tuple[int, str]:
         return (0, "") if method == "PUT" else _garage(method, key)
 
@@ -160,7 +160,7 @@ def test_no_answer_to_a_probe_keeps_nobody_from_starting(monkeypatch: pytest.Mon
         ("bucket", "http://127.0.0.1:9000", "http://127.0.0.1:9000/bucket"),
     ],
 )
-def test_strangers_ask_where_the_farm_asks(
+def test_anonymous_probes_use_the_address_of_the_farm(
     monkeypatch: pytest.MonkeyPatch, bucket: str, endpoint: str, url: str
 ):
     asked = []

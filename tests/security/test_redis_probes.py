@@ -37,13 +37,13 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
         yield redis
 
 
-def test_nothing_is_wrong_with_what_is_shipped(redis: SecuredRedis):
+def test_shipped_redis_users_have_no_problem(redis: SecuredRedis):
     found = probe(redis.url("scheduler"))
     assert {one.check for one in found} == _ALL
     assert {one.level for one in found} == {FindingLevel.OK}
 
 
-def test_what_a_user_may_not_ask_is_said_to_be_unknown(redis: SecuredRedis):
+def test_probe_without_permission_is_reported_as_unknown(redis: SecuredRedis):
     found = {one.check: one for one in probe(redis.url("worker"))}
     assert found.keys() == _ALL
     unknown = {EVICTION: "INFO", AOF: "INFO", WRITES: "SETRANGE", REMOTE_CONTROL: "SMEMBERS"}
@@ -55,7 +55,7 @@ def test_what_a_user_may_not_ask_is_said_to_be_unknown(redis: SecuredRedis):
     assert redis.client.info()["redis_version"] in found[VERSION].what
 
 
-def test_a_user_who_may_administer_redis_is_found(redis: SecuredRedis):
+def test_user_with_redis_admin_rights_is_found(redis: SecuredRedis):
     (finding,) = (one for one in probe(redis.url("admin")) if one.level is not FindingLevel.OK)
     assert (finding.check, finding.level) == (RIGHTS, FindingLevel.WARNING)
     assert "'admin' may administer" in finding.what
@@ -83,12 +83,12 @@ def test_doctor_names_each_right_that_a_roles_user_lacks(redis: SecuredRedis, ro
     assert redis.client.keys("*") == []
 
 
-def test_who_is_not_let_in_finds_nothing(redis: SecuredRedis):
+def test_probe_with_a_wrong_password_is_an_error(redis: SecuredRedis):
     with pytest.raises(RedisUnavailable):
         probe(redis.url("scheduler", password="wrong"))
 
 
-def test_an_open_redis_of_this_machine_alone_is_all_right(tmp_path_factory: pytest.TempPathFactory):
+def test_open_redis_on_the_loopback_is_accepted(tmp_path_factory: pytest.TempPathFactory):
     server = TcpRedis(tmp_path_factory.mktemp("open"), options=["--appendonly", "yes"])
     try:
         assert {one.level for one in probe(server.url)} == {FindingLevel.OK}
@@ -96,7 +96,7 @@ def test_an_open_redis_of_this_machine_alone_is_all_right(tmp_path_factory: pyte
         server.end()
 
 
-def test_what_is_tried_for_others_are_this_machines_own_addresses():
+def test_probe_tries_only_addresses_of_this_machine():
     for address in own_addresses():
         place = ipaddress.ip_address(address)
         assert not place.is_loopback

@@ -41,7 +41,7 @@ def test_command_of_a_user_without_its_roles_rights_is_refused_with_the_fix(
     ("command", "told"),
     [("hmget", "the rights of its role in deploy/redis/users.acl"), ("brpop", "consumer.died")],
 )
-def test_worker_whose_user_lacks_a_right_says_so_and_not_all_the_time(
+def test_worker_whose_user_lacks_a_right_says_so_without_repeating(
     redis: SecuredRedis, tmp_path: Path, command: str, told: str
 ):
     redis.client.execute_command("ACL", "SETUSER", "worker", f"-{command}")
@@ -60,7 +60,7 @@ def test_worker_whose_user_lacks_a_right_says_so_and_not_all_the_time(
 
 
 @pytest.mark.parametrize("command", ["lpush", "xread", "hset"])
-def test_scheduler_whose_user_loses_a_right_waits_for_it_and_says_which(
+def test_scheduler_whose_user_loses_a_right_names_it_and_waits(
     redis: SecuredRedis, tmp_path: Path, command: str
 ):
     with secured_farm(tmp_path / "farm", redis) as farm:

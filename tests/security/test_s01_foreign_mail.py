@@ -75,9 +75,7 @@ def foreign_messages(gadget: Gadget) -> list[str]:
     ]
 
 
-def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_nothing_up(
-    worker, tmp_path
-):
+def test_s01_foreign_messages_and_pickles_are_rejected_and_delay_nothing(worker, tmp_path):
     scheduler, instance_id = worker.scheduler, worker.registered()
     gadget = Gadget(tmp_path / "unpickled")
     foreign = foreign_messages(gadget)
@@ -93,7 +91,7 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
     assert worker.said.count("is no task of ours") == 1
 
 
-def test_s15_what_is_longer_than_any_assignment_is_refused_unread(worker):
+def test_s15_message_longer_than_any_assignment_is_rejected_unread(worker):
     scheduler, instance_id = worker.scheduler, worker.registered()
     scheduler.client.lpush(redis_keys.queue(instance_id), b"[" * (50 * 2**20))
     scheduler.assign(instance_id, order("t", scheduler.start(one_step)))

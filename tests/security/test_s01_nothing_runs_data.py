@@ -85,11 +85,11 @@ def is_running(module: str, name: str) -> bool:
         "list(map(exec, texts))",
     ],
 )
-def test_s01_what_is_looked_for_is_found(source: str) -> None:
+def test_s01_calls_that_run_data_are_found(source: str) -> None:
     assert list(runs_of_data(source))
 
 
-def test_s01_nothing_that_is_read_is_run_but_in_one_place() -> None:
+def test_s01_data_is_run_only_in_the_allowed_places() -> None:
     assert len(SOURCES) > 400
     found = {
         f"{path.relative_to(ROOT)}: {what}"
@@ -109,7 +109,7 @@ KEY_HOLDERS = {
 
 
 @pytest.mark.parametrize("holder", KEY_HOLDERS)
-def test_s01_a_process_that_holds_keys_rules_out_that_it_unpickles(holder: str) -> None:
+def test_s01_process_that_holds_keys_disables_unpickling(holder: str) -> None:
     tree = ast.parse((ROOT / KEY_HOLDERS[holder]).read_text(encoding="utf-8"))
     called = [
         node.func.id
@@ -119,7 +119,7 @@ def test_s01_a_process_that_holds_keys_rules_out_that_it_unpickles(holder: str) 
     assert "never_unpickle" in called
 
 
-def test_s01_a_process_that_has_ruled_it_out_unpickles_nothing_and_neither_do_its_forks() -> None:
+def test_s01_disabled_unpickling_holds_for_the_process_and_its_forks() -> None:
     code = """
 import os, pickle, sys
 from tunemq_shared.base.errors import BugError
@@ -146,7 +146,7 @@ if child:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_s01_elsewhere_what_was_pickled_is_read() -> None:
+def test_s01_load_pickled_works_in_a_process_without_keys() -> None:
     assert load_pickled(dump({"a": (1, 2)}), "it") == {"a": (1, 2)}
     assert issubclass(BugError, RuntimeError)
     with pytest.raises(TrainableError, match="it cannot be loaded on this worker"):

@@ -89,7 +89,7 @@ def captured(server: RedisServer) -> dict[bytes, bytes]:
     return dict(fields)
 
 
-def test_s02_who_has_keys_asks_and_is_known_by_them(api, ada, server, keys):
+def test_s02_signed_request_is_done_in_the_name_of_its_key(api, ada, server, keys):
     assert ada.owner == "ada"
     assert ada.ask(SUBMIT, a.ExperimentSubmitted).name == "exp"
     assert ada.farm().store == str(api.folder / "store")
@@ -101,7 +101,7 @@ def test_s02_who_has_keys_asks_and_is_known_by_them(api, ada, server, keys):
     assert reasons(api) == set()
 
 
-def test_s02_nobody_gives_himself_anothers_name(server, keys):
+def test_s02_request_under_the_name_of_another_submitter_is_rejected(server, keys):
     with pytest.raises(ConfigError, match="no keys of 'ben', but of ada"):
         FarmClient(server.url, owner="ben", keys=of_submitter(keys, "ada"))
     with pytest.raises(ConfigError, match=r"no keys of .*, but of ada, ben"):
@@ -123,7 +123,7 @@ def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
     assert api.queue.get("exp").reason == "stopped by operator"
 
 
-def test_s02_what_is_not_signed_is_refused_with_what_to_do(api, server):
+def test_s02_unsigned_request_is_rejected_with_the_fix(api, server):
     with (
         FarmClient(server.url, owner="ada") as client,
         pytest.raises(RequestRejected, match=r"takes signed requests only.*keys add FOLDER ada"),
@@ -162,7 +162,7 @@ def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, key
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", ["owner", "kind", "body", "sent", "id"])
-def test_s02_an_altered_request_is_not_done(api, ada, server, name):
+def test_s02_altered_request_is_not_done(api, ada, server, name):
     with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         fields = captured(server)
@@ -191,7 +191,7 @@ def test_s02_an_altered_request_is_not_done(api, ada, server, name):
         min_size=1,
     )
 )
-def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(api, ada, server, fields):
+def test_s02_forged_request_is_rejected_and_the_next_request_is_done(api, ada, server, fields):
     before = len(api.rejected)
     server.client.xadd(redis_keys.REQUESTS, fields)
     assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
@@ -216,7 +216,7 @@ def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(api, ada, serve
 
 
 @pytest.mark.parametrize("forged", ["rejection", "rubbish", "of another request"])
-def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
+def test_s02_client_that_gets_only_forged_answers_says_so_and_hides_their_text(
     api, ada, server, forged, monkeypatch
 ):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
@@ -241,7 +241,7 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
 
 
 @pytest.mark.usefixtures("patient")
-def test_s02_an_id_that_another_uses_first_gives_him_nothing(api, ada, server, keys):
+def test_s02_request_id_reused_by_another_submitter_reveals_nothing(api, ada, server, keys):
     ben = api.keys.submitter("ben")
     with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
@@ -258,7 +258,7 @@ def test_s02_an_id_that_another_uses_first_gives_him_nothing(api, ada, server, k
     assert owners == {"his": "ben", "exp": "ada"}
 
 
-def test_s02_answers_are_for_whom_they_are_for(api, ada, server, keys):
+def test_s02_answer_for_another_submitter_is_rejected(api, ada, server, keys):
     request, sent = "2" * 32, "9" * 3
     message_signer = MessageSigner("submitter:ada", keys.keys().submitters["ada"])
     body = msgspec.msgpack.encode(r.ListExperiments())
@@ -280,7 +280,7 @@ def test_s02_answers_are_for_whom_they_are_for(api, ada, server, keys):
             open_answer(other, answer, identity)
 
 
-def test_s02_a_forged_announcement_leads_nobody_to_another_store(api, ada, server):
+def test_s02_forged_announcement_sends_no_client_to_another_store(api, ada, server):
     forged = {"version": r.REQUESTS_VERSION, "tunemq": "1", "term": api.term, "store": "s3://evil"}
     server.client.set(redis_keys.FARM, msgspec.json.encode(forged))
     assert ada.farm().store == str(api.folder / "store")
@@ -327,7 +327,7 @@ def test_keys_are_changed_while_requests_continue_and_none_is_refused(api, serve
     assert signers[0] != signers[1] == signers[2]
 
 
-def test_who_was_removed_asks_no_more(api, server, keys, monkeypatch):
+def test_removed_submitter_is_rejected(api, server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with client_of(server, keys, "ben") as ben:
         ben.ask(SUBMIT, a.ExperimentSubmitted)
@@ -339,7 +339,7 @@ def test_who_was_removed_asks_no_more(api, server, keys, monkeypatch):
     assert reasons(api) == {"unknown_submitter"}
 
 
-def test_who_is_given_anothers_file_meanwhile_is_told_so(api, server, keys, monkeypatch):
+def test_submitter_whose_key_file_was_replaced_is_told_so(api, server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_shared.signing.live_keys._POLL_INTERVAL_S", 0.0)
     with client_of(server, keys, "ben") as ben:
         ben.farm()
@@ -350,7 +350,7 @@ def test_who_is_given_anothers_file_meanwhile_is_told_so(api, server, keys, monk
             ben.farm()
 
 
-def test_s15_a_lease_of_very_many_digits_is_none(server, keys, monkeypatch):
+def test_s15_lease_with_thousands_of_digits_is_ignored(server, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._SEEN_WITHIN_S", 0.2)
     server.client.set(redis_keys.SCHEDULER, "9" * 5_000 + ":somebody")
     server.client.set(redis_keys.FARM, "{}")

@@ -38,7 +38,7 @@ def count_starts(config):
     report({"loss": 0.5})
 
 
-def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_path):
+def test_s03_replayed_messages_and_messages_of_an_old_term_start_nothing(server, tmp_path):
     worker = SignedWorker(server, tmp_path)
     try:
         scheduler, instance_id = worker.scheduler, worker.registered()
@@ -67,7 +67,7 @@ def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_pa
         worker.kill()
 
 
-def test_s03_events_that_are_said_again_are_counted_and_come_before_nothing_new(transport, server):
+def test_s03_replayed_events_are_counted_and_do_not_overtake_new_ones(transport, server):
     node = transport.node("inc1")
     node.send_registration()
     transport.until(lambda: transport.said(m.NodeJoined))
@@ -87,7 +87,7 @@ def test_s03_events_that_are_said_again_are_counted_and_come_before_nothing_new(
     assert not [line for line in transport.notices if "rejected" in line]
 
 
-def test_s03_nobody_brings_a_dead_node_back_or_a_living_one_down(transport, server):
+def test_s03_replayed_messages_revive_no_dead_node_and_end_no_living_one(transport, server):
     first, second = transport.node("inc1"), transport.node("inc2")
     first.send_registration(began=100.0)
     registration = server.client.xrange(names.NODES)[-1][1]
@@ -112,7 +112,7 @@ def test_s03_nobody_brings_a_dead_node_back_or_a_living_one_down(transport, serv
     assert not transport.said(m.NodeLost)
 
 
-def test_s03_a_dead_nodes_hello_and_one_later_batch_end_no_search(transport, server):
+def test_s03_replayed_registration_and_batch_of_a_dead_node_end_no_search(transport, server):
     node = transport.node("inc1")
     node.send_registration()
     registration = server.client.xrange(names.NODES)[-1][1]
@@ -135,7 +135,7 @@ def test_s03_a_dead_nodes_hello_and_one_later_batch_end_no_search(transport, ser
     assert not transport.said(m.BatchRead)
 
 
-def test_s03_old_leases_keep_no_dead_node_alive(transport, server, monkeypatch):
+def test_s03_replayed_leases_keep_no_dead_node_alive(transport, server, monkeypatch):
     monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.5)
     node = transport.node("inc1")
     node.send_registration()

@@ -68,7 +68,7 @@ def answer_to(server: RedisServer, api: ServedApi, fields) -> a.FarmReply:
     return msgspec.msgpack.decode(reply, type=a.FarmReply)
 
 
-def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(api, server):
+def test_s03_replayed_request_is_answered_again_and_done_once(api, server):
     kept = sent_by_ada(api)
     first = answer_to(server, api, kept)
     assert first.rejection is None
@@ -76,7 +76,7 @@ def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(api, ser
     assert len(api.queue.all()) == 1
 
 
-def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
+def test_s03_replayed_request_is_not_done_by_the_next_scheduler(server, tmp_path, keys):
     with served(server.url, server.client, tmp_path / "r", keys=of_scheduler(keys)) as api:
         kept = sent_by_ada(api)
         first = answer_to(server, api, kept)
@@ -85,7 +85,7 @@ def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
         assert len(api.queue.all()) == 1
 
 
-def test_s03_nor_when_what_was_done_is_forgotten(api, server):
+def test_s03_replayed_request_that_expired_is_not_done(api, server):
     """The scheduler has forgotten this request, but the request itself has expired."""
     kept = sent_by_ada(api, ago_s=redis_keys.REQUEST_TTL_S + 1)
     reply = answer_to(server, api, kept)
@@ -95,7 +95,7 @@ def test_s03_nor_when_what_was_done_is_forgotten(api, server):
     assert answer_to(server, api, sent_by_ada(api, ago_s=60)).rejection is None
 
 
-def test_s03_nor_one_of_a_time_that_is_yet_to_come(api, server):
+def test_s03_request_from_the_future_is_not_done(api, server):
     kept = sent_by_ada(api, ago_s=-redis_keys.CLOCK_TOLERANCE_S - 60)
     assert "ahead" in answer_to(server, api, kept).rejection.text
     assert api.queue.all() == []
@@ -103,7 +103,7 @@ def test_s03_nor_one_of_a_time_that_is_yet_to_come(api, server):
 
 
 @pytest.mark.parametrize(("off_s", "said"), [(-3600, "36.. s behind"), (3600, "3[56].. s ahead")])
-def test_s03_a_client_whose_clock_is_off_is_told_by_how_much(
+def test_s03_client_with_a_wrong_clock_gets_the_difference(
     api, server, keys, monkeypatch, off_s, said
 ):
     class Clock:

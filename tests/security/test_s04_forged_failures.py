@@ -50,7 +50,7 @@ def one_step(config):
     report({"loss": 0.5})
 
 
-def test_s04_neither_side_has_a_result_backend(server):
+def test_s04_scheduler_and_worker_have_no_result_backend(server):
     consumers = make_app(server.url, "queue", lambda _: None)
     publishers = CeleryPublisher(server.url)
     for app in (consumers, publishers._app):
@@ -62,7 +62,7 @@ def test_s04_neither_side_has_a_result_backend(server):
     publishers.close()
 
 
-def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_path):
+def test_s04_forged_failure_in_a_result_backend_is_not_read(server, tmp_path):
     worker = SignedWorker(server, tmp_path)
     try:
         scheduler, instance_id = worker.scheduler, worker.registered()
@@ -80,7 +80,7 @@ def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_
         worker.kill()
 
 
-def test_s04_what_a_failure_says_is_text_and_nothing_is_made_of_it(transport, server, tmp_path):
+def test_s04_failure_of_a_trial_is_kept_as_text_and_loads_nothing(transport, server, tmp_path):
     node = transport.node("inc1")
     node.send_registration()
     transport.until(lambda: transport.said(m.NodeJoined))

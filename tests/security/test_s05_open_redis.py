@@ -188,7 +188,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         (_USERS, "{role}", (_IS_PLAIN,)),
     ],
 )
-def test_s05_a_redis_that_others_can_use_is_refused_with_what_to_do(
+def test_s05_redis_that_others_can_use_is_refused_with_the_fix(
     network: Network, command: str, port: int, user: str, reasons: tuple[str, ...]
 ):
     said = network.refuses(command, network.url(port, user.format(role=command)))
@@ -200,16 +200,14 @@ def test_s05_a_redis_that_others_can_use_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_s05_a_redis_whose_users_can_take_it_over_is_refused(network: Network, command: str):
+def test_s05_redis_whose_users_have_admin_rights_is_refused(network: Network, command: str):
     said = network.refuses(command, network.url(network.lying_port, command))
     assert _IS_WEAK in said
     assert _FIXES[_IS_WEAK] in said
 
 
 @pytest.mark.parametrize("place", [f"127.0.0.1:{_BESIDE}", f"few:secret@127.0.0.1:{_UNASKED}"])
-def test_s05_beside_an_open_redis_a_scheduler_sees_that_others_reach_it(
-    network: Network, place: str
-):
+def test_s05_scheduler_beside_an_open_redis_sees_that_others_reach_it(network: Network, place: str):
     said = network.rejected_beside("scheduler", f"redis://{place}/0")
     assert "lets everybody in, from other machines, too, without a password" in said
     assert f"reach it at {network.address}:{place[-4:]}" in said
@@ -234,7 +232,7 @@ def test_s05_tls_that_verifies_nothing_is_refused(network: Network, command: str
 @pytest.mark.parametrize(
     ("command", "says"), [("scheduler", "Serving the farm"), ("worker", "It offers")]
 )
-def test_s05_told_to_be_insecure_they_start_and_say_what_is_wrong(
+def test_s05_services_started_with_insecure_name_the_problem(
     network: Network, command: str, says: str
 ):
     said = network.starts(command, network.url(_OPEN), "--insecure", says=says)
@@ -245,13 +243,15 @@ def test_s05_told_to_be_insecure_they_start_and_say_what_is_wrong(
 @pytest.mark.parametrize(
     ("command", "says"), [("scheduler", "Serving the farm"), ("worker", "It offers")]
 )
-def test_s05_over_tls_as_their_own_users_they_start(network: Network, command: str, says: str):
+def test_s05_services_start_over_tls_with_the_users_of_their_roles(
+    network: Network, command: str, says: str
+):
     query = f"?ssl_ca_certs={network.certificates / 'ca.crt'}"
     said = network.starts(command, network.url(_TLS, command, query=query, tls=True), says=says)
     assert "To fix it" not in said
 
 
-def test_s05_a_server_with_anothers_certificate_is_not_talked_to(network: Network, tmp_path: Path):
+def test_s05_server_with_a_foreign_certificate_is_refused(network: Network, tmp_path: Path):
     other = make_certificates(tmp_path / "other")
     for command in _COMMANDS:
         url = network.url(_TLS, command, query=f"?ssl_ca_certs={other / 'ca.crt'}", tls=True)
@@ -262,7 +262,7 @@ def test_s05_a_server_with_anothers_certificate_is_not_talked_to(network: Networ
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "allkeys-lfu"])
-def test_s05_a_scheduler_refuses_a_redis_that_throws_keys_away(tmp_path: Path, policy: str):
+def test_s05_scheduler_refuses_a_redis_that_evicts_keys(tmp_path: Path, policy: str):
     redis = TcpRedis(tmp_path, options=["--maxmemory-policy", policy])
     farm = FarmService(tmp_path, redis.url)
     try:

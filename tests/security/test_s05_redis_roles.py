@@ -103,7 +103,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_s05_a_role_is_refused_what_is_not_its_own(redis: SecuredRedis, role: str):
+def test_s05_role_is_refused_commands_of_other_roles(redis: SecuredRedis, role: str):
     with _client(redis, role) as client:
         for command in (*_NOBODY, *_REJECTED[role]):
             redis.rejected()
@@ -115,7 +115,7 @@ def test_s05_a_role_is_refused_what_is_not_its_own(redis: SecuredRedis, role: st
                 pytest.fail(f"{role} may do {command}: {answer!r}")
 
 
-def test_s05_redis_7_has_no_role_but_the_schedulers_write_the_schedulers_keys(tmp_path: Path):
+def test_s05_redis_7_lets_only_the_scheduler_write_its_keys(tmp_path: Path):
     program = shutil.which("redis-server")
     need("redis-server, version 7", program)
     with secured_redis(tmp_path, program=program) as redis:
@@ -135,7 +135,7 @@ def test_s05_redis_7_has_no_role_but_the_schedulers_write_the_schedulers_keys(tm
 
 
 @pytest.mark.parametrize("role", _DENIED_TO_SCRIPTS)
-def test_s05_a_script_may_do_no_more_than_who_runs_it(redis: SecuredRedis, role: str):
+def test_s05_lua_script_has_no_more_rights_than_its_user(redis: SecuredRedis, role: str):
     with _client(redis, role) as client:
         for command in _DENIED_TO_SCRIPTS[role]:
             redis.rejected()
@@ -152,11 +152,11 @@ def _client(redis: SecuredRedis, role: str) -> redis_py.Redis:
     return redis_py.Redis.from_url(redis.plain_url(role), protocol=2, driver_info=None)
 
 
-def test_s05_nothing_that_was_tried_has_changed_anything(redis: SecuredRedis):
+def test_s05_refused_commands_changed_nothing(redis: SecuredRedis):
     assert redis.client.keys() == []
 
 
-def test_s05_a_stranger_and_the_default_user_may_do_nothing(redis: SecuredRedis):
+def test_s05_anonymous_and_default_users_may_do_nothing(redis: SecuredRedis):
     socket = redis.folder / "redis.sock"
     once = Retry(NoBackoff(), 0)
     with redis_py.Redis(
@@ -177,7 +177,7 @@ def test_s05_a_stranger_and_the_default_user_may_do_nothing(redis: SecuredRedis)
             one.ping()
 
 
-def test_s05_what_is_shipped_has_no_password(redis: SecuredRedis):
+def test_s05_shipped_users_file_has_no_password(redis: SecuredRedis):
     users = (SHIPPED / "users.acl").read_text()
     assert "nopass" not in users
     assert ">" not in users
@@ -194,7 +194,7 @@ def test_s05_what_is_shipped_has_no_password(redis: SecuredRedis):
 
 
 @pytest.mark.parametrize(("name", "is_given_one"), [("Ada_L-2", True), ("ada.l", False)])
-def test_s05_no_user_is_left_without_a_password_unsaid(
+def test_s05_passwords_script_names_users_without_a_password(
     tmp_path: Path, name: str, *, is_given_one: bool
 ):
     users, passwords = tmp_path / "users.acl", tmp_path / "passwords"

@@ -41,9 +41,7 @@ def attacker(farm: FarmService) -> Iterator[Celery]:
         yield app
 
 
-def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
-    farm: FarmService, attacker: Celery
-):
+def test_s06_celery_broadcast_does_nothing_to_a_farm(farm: FarmService, attacker: Celery):
     farm.add_worker("one")
     farm.has_nodes("one")
     farm.submit(Search(name="first", steps=20, has_gate=True))
@@ -65,7 +63,7 @@ def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
     assert not finding.fix, finding
 
 
-def test_s06_a_worker_that_does_listen_is_ended_by_the_same_broadcast(
+def test_s06_plain_celery_worker_is_ended_by_the_same_broadcast(
     farm: FarmService, attacker: Celery, tmp_path: Path
 ):
     (tmp_path / "others.py").write_text(

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_s07_a_farm_with_the_shipped_policies_and_tls_does_all_its_work(tmp_path):
+def test_s07_farm_with_the_shipped_policies_and_tls_works(tmp_path):
     need("minio (`make minio` builds it)", minio_program())
     certificate = Certificate(tmp_path / "certificate")
     (tmp_path / "farm").mkdir()

@@ -135,7 +135,7 @@ def bring_experiment_from(
 
 
 @pytest.mark.parametrize("spelling", ["0000009", "9", "00009", "000009 ", "+00009", "000000"])
-def test_s07_copy_whose_name_is_not_as_it_is_written_counts_for_nobody(
+def test_s07_copy_with_a_misspelt_name_is_ignored(
     objects: ObjectStore, tmp_path: Path, spelling: str
 ):
     none = journal_signer()

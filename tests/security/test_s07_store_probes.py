@@ -73,7 +73,7 @@ def publish(server: ObjectServer, bucket: str, *actions: str) -> None:
     server.client().set_bucket_policy(bucket, json.dumps(policy))
 
 
-def test_s07_with_the_shipped_policies_nothing_is_wrong_and_nothing_is_left(minio, bucket):
+def test_s07_store_probe_with_the_shipped_policies_finds_and_leaves_nothing(minio, bucket):
     roles = make_roles(minio, bucket)
     minio.client().put_object(bucket, "farm/kept", io.BytesIO(b"x"), 1)
     for role in ("scheduler", "worker", "submitter"):
@@ -81,7 +81,7 @@ def test_s07_with_the_shipped_policies_nothing_is_wrong_and_nothing_is_left(mini
     assert names(minio, bucket) == ["farm/kept"]
 
 
-def test_s07_over_tls_too(tmp_path):
+def test_s07_store_probe_over_tls_finds_nothing_wrong(tmp_path):
     certificate = Certificate(tmp_path / "certificate")
     need("minio (`make minio` builds it)", minio_program())
     with running_minio(tmp_path / "minio", certificate=certificate) as server:
@@ -113,7 +113,7 @@ def test_s07_a_server_without_the_weakness_is_said_to_have_none(shared_served):
     assert names(shared_served, bucket) == []
 
 
-def test_s07_keys_that_everybody_knows_are_found_ours_or_not(default_server):
+def test_s07_default_store_keys_are_found_whether_ours_or_not(default_server):
     bucket = default_server.create_bucket()
     address = default_server.address(bucket, "farm")
     roles = make_roles(default_server, bucket)
@@ -138,7 +138,7 @@ def test_s07_keys_that_everybody_knows_are_found_ours_or_not(default_server):
         (["ListBucket", "GetObject", "PutObject"], "list and write and read"),
     ],
 )
-def test_s07_a_public_bucket_is_found_by_what_anybody_may_do(minio, bucket, actions, said):
+def test_s07_public_bucket_is_found_by_anonymous_requests(minio, bucket, actions, said):
     roles = make_roles(minio, bucket)
     publish(minio, bucket, *actions)
     found = wrong(minio.address(bucket, "farm"), roles["scheduler"])
@@ -166,7 +166,7 @@ def test_s07_clocks_that_are_off_by_minutes_are_worth_a_warning():
     assert clock_finding("there", "").level is FindingLevel.OK
 
 
-def test_s07_a_store_that_is_away_is_said_to_be(tmp_path, minio, bucket):
+def test_s07_missing_store_is_reported(tmp_path, minio, bucket):
     address = minio.address(bucket, "farm", endpoint="http://127.0.0.1:1")
     with pytest.raises(StoreUnavailable, match="does not answer"):
         probe_store(address, minio.environ)
@@ -195,7 +195,7 @@ def test_s07_no_scheduler_starts_on_a_store_that_others_can_use(
         eventually(lambda: "Serving the farm" in farm.said(), within=60, message=farm.said)
 
 
-def test_s07_no_worker_starts_with_keys_that_everybody_knows(tmp_path: Path, default_server):
+def test_s07_worker_with_default_store_keys_does_not_start(tmp_path: Path, default_server):
     with farm_service(tmp_path, starts=False) as farm:
         farm.of_home["one"] = default_server.environ
         worker = farm.add_worker("one")

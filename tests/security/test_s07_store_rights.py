@@ -193,7 +193,7 @@ def test_s07_worker_sending_an_archive_to_unpack_writes_no_journal(shelf: Bucket
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_s07_no_role_may_look_after_the_server_or_make_the_bucket_public(shelf: Bucket, role: str):
+def test_s07_no_role_may_administer_the_server_or_publish_the_bucket(shelf: Bucket, role: str):
     from minio.commonconfig import CopySource
     from minio.error import MinioException
 

@@ -90,7 +90,7 @@ def test_s10_a_link_in_the_cache_is_not_followed_when_a_checkpoint_is_put_there(
 
 
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "b\0", "/", "c"]), max_size=5))
-def test_s10_what_is_taken_for_a_name_stays_below_any_folder(parts: list[str]):
+def test_s10_safe_name_stays_below_any_folder(parts: list[str]):
     name = "/".join(parts)
     if is_safe_name(name):
         assert os.path.normpath(f"/root/{name}") == f"/root/{name}"

@@ -48,7 +48,7 @@ def test_s11_s12_unsigned_requests_read_and_change_nothing(
         assert [one.key for one in objects.list()] == ["kept"]
 
 
-def test_s12_metrics_answer_to_their_servers_names_and_those_it_is_given():
+def test_s12_metrics_server_answers_only_to_its_own_and_given_host_names():
     trusted = TrustedRequests(["store.example"])
     for host in (
         "localhost",
@@ -71,12 +71,12 @@ def test_s12_metrics_answer_to_their_servers_names_and_those_it_is_given():
         TrustedRequests(["http://a"])
 
 
-def test_s12_by_default_no_other_machine_reaches_it():
+def test_s12_store_server_listens_on_the_loopback_by_default():
     assert store_command.DEFAULT_LISTEN == "127.0.0.1:7380"
     assert parse_listen(store_command.DEFAULT_LISTEN) == ("127.0.0.1", 7380)
 
 
-def test_s12_wherever_it_listens_it_asks_for_keys(tmp_path: Path):
+def test_s12_store_server_asks_for_keys_on_every_address(tmp_path: Path):
     with serving(tmp_path / "server", host="") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/")
@@ -85,7 +85,7 @@ def test_s12_wherever_it_listens_it_asks_for_keys(tmp_path: Path):
         assert "without TLS" in server.said()
 
 
-def test_s12_over_tls_nobody_reads_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_s12_traffic_over_tls_is_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remote_objects, "PROBE_S", 20.0)
     certificate = Certificate(tmp_path / "certificate")
     with serving(tmp_path / "server", certificate=certificate) as server:

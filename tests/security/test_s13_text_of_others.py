@@ -67,7 +67,7 @@ def steers(text: str) -> bool:
 
 
 @pytest.mark.parametrize("text", STEERING)
-def test_s13_what_steers_a_terminal_is_shown_instead(text):
+def test_s13_terminal_control_characters_are_escaped(text):
     for given_text in (text, f"a{text}b\n{text}"):
         assert not steers(harmless(given_text))
         assert not steers(harmless_output(given_text))
@@ -75,7 +75,7 @@ def test_s13_what_steers_a_terminal_is_shown_instead(text):
 
 
 @given(st.text())
-def test_s13_nothing_is_left_of_any_text_that_could_steer(text):
+def test_s13_escaped_text_holds_no_control_characters(text):
     assert not steers(harmless(text))
     assert harmless(harmless(text)) == harmless(text)
     left = harmless_output(text).replace("\r", "")
@@ -216,7 +216,7 @@ def test_s13_no_cell_of_progress_csv_is_a_formula(tmp_path, text):
     assert row[header.index("note")].startswith("'")
 
 
-def test_s13_numbers_stay_numbers(tmp_path):
+def test_s13_numbers_in_progress_csv_stay_numbers(tmp_path):
     trial, logger = FakeTrial(0, tmp_path), CSVLoggerCallback()
     numbers = {"loss": -0.5, "text": "-1.5e-3", "more": "+7", "least": -(10**20)}
     logger.on_trial_result(0, [trial], trial, trial.result(1, **numbers))
@@ -232,14 +232,14 @@ def test_s13_numbers_stay_numbers(tmp_path):
 
 
 @given(st.lists(st.text(st.sampled_from("'=+-@a1\t"), max_size=5), min_size=1, max_size=5))
-def test_s13_a_restored_trial_finds_its_columns_whatever_they_are_called(names):
+def test_s13_restored_trial_finds_columns_with_odd_names(names):
     line = row_of(names)
     assert columns_of(line) == names
     (cells,) = csv.reader(io.StringIO(line.decode()))
     assert not [cell for cell in cells if cell[:1] in {"=", "@"}]
 
 
-def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
+def test_s13_commands_print_foreign_text_only_escaped():
     """Commands print a farm's answers with these functions only, never directly."""
     folder = Path(sys.modules[experiment_commands.__name__].__file__).parent
     tools = ("experiment_commands.py", "nodes_command.py", "farm_arguments.py", "run_command.py")

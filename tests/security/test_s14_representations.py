@@ -43,13 +43,13 @@ HOLDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_s14_what_holds_a_secret_does_not_show_it(name: str) -> None:
+def test_s14_representation_of_an_object_with_a_secret_hides_it(name: str) -> None:
     shown = f"{HOLDERS[name]!r} {HOLDERS[name]} {[HOLDERS[name]]}"
     assert SECRET not in shown
     assert type(HOLDERS[name]).__name__ in shown
 
 
-def test_s14_keys_of_a_farm_do_not_show_themselves(tmp_path: Path) -> None:
+def test_s14_representation_of_farm_keys_hides_them(tmp_path: Path) -> None:
     folder = key_folder(tmp_path / "keys", "ada")
     path = folder.path / "scheduler.toml"
     live, found = of_scheduler(folder), read_key_file(path)
@@ -62,7 +62,7 @@ def test_s14_keys_of_a_farm_do_not_show_themselves(tmp_path: Path) -> None:
     assert not [one for one in secrets if one in shown]
 
 
-def test_s14_all_that_hold_a_secret_are_known() -> None:
+def test_s14_every_class_with_a_secret_is_listed() -> None:
     """A struct that gets such a field needs a safe representation and an entry in the list."""
     found = set()
     for folder in ("shared", "scheduler", "workers"):

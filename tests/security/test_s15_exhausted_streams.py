@@ -43,7 +43,7 @@ def transport(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[Sign
 
 
 @pytest.mark.parametrize(("key", "kind"), [(names.NODES, "registration"), (KEY, "events")])
-def test_s15_a_stream_that_takes_nothing_any_more_begins_anew(transport, server, key, kind):
+def test_s15_exhausted_stream_is_replaced(transport, server, key, kind):
     generation = server.client.get(names.GENERATION)
     server.client.xadd(key, {"x": "y"}, id=_LAST)
     with pytest.raises(ResponseError, match=r"exhausted|equal or smaller"):
@@ -69,7 +69,7 @@ def test_s15_requests_are_taken_again_after_the_greatest_id(server, tmp_path):
         assert ada.farm().store
 
 
-def test_nodes_that_a_scheduler_without_keys_refused_come_back(transport, server):
+def test_nodes_rejected_by_a_scheduler_without_keys_come_back(transport, server):
     node = transport.node("inc1")
     before = server.client.get(names.GENERATION)
     transport.transport.close(now=True)
@@ -91,7 +91,7 @@ def test_nodes_that_a_scheduler_without_keys_refused_come_back(transport, server
     assert server.client.get(names.GENERATION) not in {None, before, without}
 
 
-def test_what_nodes_that_have_ended_said_outlives_a_change_of_keys(transport, server):
+def test_events_of_ended_nodes_survive_a_change_of_keys(transport, server):
     node = transport.node("inc1")
     node.send_registration()
     node.send(KEY, m.TrialFinished("t1", 1))

@@ -107,7 +107,7 @@ def test_entries_that_are_long_but_allowed_are_all_read_in_order(server, reader)
     assert reader.removed == []
 
 
-def test_many_fields_count_as_much_as_long_ones(server, reader):
+def test_many_fields_count_as_much_as_long_fields(server, reader):
     for _ in range(4):
         server.client.xadd(names.NODES, dict.fromkeys(range(200_000), b""))
     server.client.xadd(names.NODES, {"hello": "last"})

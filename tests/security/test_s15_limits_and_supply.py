@@ -42,7 +42,7 @@ sys.exit(" ".join(asked) or 0)
     ("package", "least"),
     [("tunemq", 1), ("tunemq_shared", 80), ("tunemq_scheduler", 200), ("tunemq_workers", 70)],
 )
-def test_s15_nothing_is_asked_of_the_network_at_import(package: str, least: int) -> None:
+def test_s15_import_makes_no_network_request(package: str, least: int) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _IMPORTS, package],
         capture_output=True,
@@ -53,7 +53,7 @@ def test_s15_nothing_is_asked_of_the_network_at_import(package: str, least: int)
     assert int(done.stdout.split()[-1]) >= least
 
 
-def test_s15_an_import_that_asks_the_network_is_noticed(tmp_path: Path) -> None:
+def test_s15_import_with_a_network_request_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "telling.py").write_text(
         "import socket\nsocket.getaddrinfo('127.0.0.1', 9)\n", encoding="utf-8"
     )
@@ -67,7 +67,7 @@ def test_s15_an_import_that_asks_the_network_is_noticed(tmp_path: Path) -> None:
     assert done.stderr == "socket.getaddrinfo\n"
 
 
-def test_s15_all_that_is_installed_for_tests_is_of_one_known_version() -> None:
+def test_s15_every_test_dependency_is_pinned() -> None:
     groups = [
         PROJECT["project"]["dependencies"],
         *PROJECT["project"]["optional-dependencies"].values(),
@@ -84,7 +84,7 @@ def test_s15_all_that_is_installed_for_tests_is_of_one_known_version() -> None:
     assert "://" not in pinned  # from the index that one's pip is set to, and from nowhere else
 
 
-def test_s15_the_next_version_of_a_library_does_not_come_unasked() -> None:
+def test_s15_network_libraries_have_upper_version_bounds() -> None:
     """Libraries that use the network have an upper version bound, too."""
     asked = {re.split(r"[\[<>=; ]", one, maxsplit=1)[0]: one for one in _dependencies()}
     for name in ("celery", "redis", "minio", "urllib3"):
@@ -96,7 +96,7 @@ def _dependencies() -> list[str]:
     return found
 
 
-def test_s15_each_kind_of_message_has_a_length_that_is_looked_at_first() -> None:
+def test_s15_each_message_type_has_a_length_limit_checked_first() -> None:
     """Which is done with messages that are longer: tests/security/test_ten_thousand_messages.py."""
     known = {name: size for name, size in vars(message_limits).items() if "BYTES" in name}
     assert len(known) >= 10

@@ -192,7 +192,7 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
     assert notices == []
 
 
-def test_all_keys_of_the_farm_are_here():
+def test_every_redis_key_of_the_farm_is_listed():
     names = {
         value
         for value in vars(redis_keys).values()

@@ -91,7 +91,7 @@ def _own_memory_can_be_read():
         return False
 
 
-def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim):
+def test_trial_that_impersonates_its_forkserver_gets_no_process_killed(farm, victim):
     instance_id = farm.start(reachable(), *AS_NOBODY)
     trial = farm.order(speaks_for_its_forkserver, 0, victim=victim.pid)
     farm.scheduler.assign(instance_id, order("t", trial))
@@ -105,9 +105,7 @@ def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim
     assert [failed.kind for failed in said(TrialFailed)] == ["forkserver"]
 
 
-def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process_killed(
-    farm, victim
-):
+def test_preloaded_module_that_impersonates_the_forkserver_gets_no_process_killed(farm, victim):
     instance_id = farm.start(reachable(), *AS_NOBODY)
     (farm.folder / "claims.py").write_text(CLAIMS.format(victim=victim.pid))
     environment = Environment(sys.executable, ("claims",), {}, (str(farm.folder),))
@@ -119,7 +117,7 @@ def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process
     assert "while it preloaded claims" in failed.error
 
 
-def test_module_that_claims_a_process_as_its_trials_has_it_moved_into_no_group(farm, victim):
+def test_module_that_claims_a_foreign_process_gets_it_moved_into_no_cgroup(farm, victim):
     """The kernel would kill it there at the trial's limit of memory."""
     instance_id = farm.start(reachable(), *AS_NOBODY)
     (farm.folder / "serves.py").write_text(SERVES.format(victim=victim.pid))
@@ -139,7 +137,7 @@ def test_module_that_claims_a_process_as_its_trials_has_it_moved_into_no_group(f
     assert victim.poll() is None
 
 
-def test_interpreter_that_a_search_names_gets_no_more_rights_than_its_trials(farm):
+def test_interpreter_named_by_a_search_gets_no_more_rights_than_its_trials(farm):
     """It is executed before any code of ours runs as the other user."""
     shared = farm.folder / "shared"
     shared.mkdir()
