@@ -133,7 +133,7 @@ def assert_gone(script: Script) -> None:
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_nothing_is_left_when_the_script(how, scripts):
+def test_embedded_farm_leaves_nothing_when_the_script_ends(how, scripts):
     script = run(scripts, ENDINGS[how])
     if how == "becomes another program":
         script.spared = {script.process.pid}
@@ -144,14 +144,14 @@ def test_nothing_is_left_when_the_script(how, scripts):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGHUP])
-def test_nothing_is_left_when_the_script_dies_by_a_signal(number, scripts):
+def test_embedded_farm_leaves_nothing_when_the_script_dies_by_a_signal(number, scripts):
     script = run(scripts, WAITS + "search()")
     script.process.send_signal(number)
 
     assert_gone(script)
 
 
-def test_nothing_is_left_when_the_script_is_killed_before_redis_answers(scripts):
+def test_embedded_farm_leaves_nothing_when_the_script_is_killed_before_redis_answers(scripts):
     for delay_ms in (0, 5, 10, 15, 20, 30, 50):
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
@@ -200,7 +200,7 @@ def _run_with_children(scripts: list[Script]) -> Script:
     return script
 
 
-def test_a_pipe_behind_the_script_sees_its_end_when_the_script_is_killed(scripts):
+def test_pipe_after_the_script_closes_when_the_script_is_killed(scripts):
     script = run(scripts, WAITS + "search()")
     script.process.kill()
     started = time.monotonic()
@@ -222,7 +222,7 @@ def test_ctrl_c_at_the_terminal_reaches_only_the_script(scripts):
     assert_gone(script)
 
 
-def test_a_script_that_is_not_reaped_by_its_parent_counts_as_dead(scripts):
+def test_script_that_its_parent_does_not_reap_counts_as_dead(scripts):
     script = run(scripts, WAITS + "search()")
     script.process.kill()  # the script never waits for it, so it stays a zombie
 

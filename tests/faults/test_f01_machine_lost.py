@@ -23,9 +23,7 @@ SAVE_EVERY = 10
 
 @pytest.mark.slow
 @pytest.mark.parity(141)
-def test_f01_a_lost_machines_trial_continues_elsewhere_as_soon_as_its_lease_is_void(
-    cut_farm, tmp_path
-):
+def test_f01_trial_of_a_lost_machine_continues_elsewhere_when_its_lease_expires(cut_farm, tmp_path):
     farm = cut_farm()
     # The gate bounds how many steps run unrecorded, however late the journal and this test are.
     run = CutRun(farm, tmp_path, steps=250, step_s=0.04, save_every=SAVE_EVERY, gate=90)
@@ -50,9 +48,7 @@ def test_f01_a_lost_machines_trial_continues_elsewhere_as_soon_as_its_lease_is_v
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_f01_a_machine_that_is_started_again_is_known_to_have_lost_everything_at_once(
-    cut_farm, tmp_path
-):
+def test_f01_restarted_machine_counts_as_empty_at_once(cut_farm, tmp_path):
     farm = cut_farm()
     run = CutRun(farm, tmp_path, steps=400, trials=2, step_s=0.03, save_every=SAVE_EVERY)
     run.wait_for_step(30)

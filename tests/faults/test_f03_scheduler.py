@@ -114,7 +114,7 @@ def test_f03_kill_of_a_searchs_process_at_a_failpoint_costs_no_step(farm, where,
 
 
 @pytest.mark.soak
-def test_f03_a_worker_that_died_while_no_scheduler_was_there_is_noticed(farm):
+def test_f03_worker_that_died_without_a_scheduler_is_noticed(farm):
     submit(farm, trials=4, steps=60, save_every=5)
     farm.wait_for_steps("search", 4, 12)
     farm.kill_scheduler()
@@ -143,9 +143,7 @@ def test_f03_a_second_scheduler_is_refused_while_the_first_one_lives(farm):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seconds", [4.0, 11.0])
-def test_f03_a_scheduler_that_was_stopped_for_a_while_continues_as_if_nothing_had_been(
-    farm, seconds
-):
+def test_f03_scheduler_stopped_for_a_while_continues_without_loss(farm, seconds):
     submit(farm, trials=2, steps=200, step_s=0.1)
     farm.wait_for_steps("search", 2, 5)
     farm.scheduler.send_signal(signal.SIGSTOP)
@@ -164,7 +162,7 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
     assert re.search(SUPERSEDED, farm.said()), farm
 
 
-def test_f03_a_search_that_ended_in_front_of_its_deregistration_says_it_later(farm):
+def test_f03_search_that_ended_before_its_deregistration_deregisters_later(farm):
     submit(farm, 20, trials=1, steps=30, step_s=0.01)
     farm.wait_for_steps("search", 1, 1)
     # The process cannot record its deregistration here: it sends none, and ends as if killed.

@@ -88,7 +88,7 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(farm, sto
         assert repeated == [0] * 6, farm
 
 
-def test_f03_a_lost_search_keeps_its_trials_and_the_queue_until_it_is_submitted(farm, storage):
+def test_f03_lost_search_keeps_its_trials_and_queue_until_resubmitted(farm, storage):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")
     farm.submit(Search(name="lost", trials=2, steps=40, save_every=5, has_gate=True))
@@ -110,9 +110,7 @@ def test_f03_a_lost_search_keeps_its_trials_and_the_queue_until_it_is_submitted(
 
 
 @pytest.mark.parametrize("bad", [b"nonsense", b"x" * 2**17, b"huge term"])
-def test_f03_take_over_with_a_bad_last_run_passes_that_search_over(
-    farm, storage, minio, bucket, bad
-):
+def test_f03_take_over_skips_a_search_with_a_bad_last_run(farm, storage, minio, bucket, bad):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")
     for name in ("lost", "damaged"):
@@ -137,7 +135,7 @@ def test_f03_take_over_with_a_bad_last_run_passes_that_search_over(
     farm.check_results("lost")
 
 
-def test_f03_take_over_from_a_copy_with_a_hole_continues_from_before_it(
+def test_f03_take_over_from_a_copy_with_a_gap_continues_from_before_it(
     farm, storage, minio, bucket
 ):
     farm.start_scheduler("--store", storage)
@@ -241,7 +239,7 @@ def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage):
 
 
 @pytest.mark.soak
-def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(farm, storage):
+def test_f03_scheduler_that_wakes_after_its_successor_started_changes_nothing(farm, storage):
     """The old scheduler was stopped, not killed: it still has its machine and its folder."""
     options = ("--store", storage, "--journal-release", "store")
     zombie = farm.start_scheduler(*options)
@@ -305,7 +303,7 @@ def test_f03_scheduler_on_results_put_back_from_a_backup_names_the_copy_that_has
     farm.check_results("search")
 
 
-def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
+def test_journal_release_from_a_store_without_a_store_is_refused(farm):
     assert farm.start_scheduler("--journal-release", "store").wait(60) == 64
     assert "--store s3://" in farm.said()
 
@@ -314,7 +312,7 @@ def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
     ("address", "said"),
     [("/somewhere", "s3://bucket/prefix/name"), ("{}/nothing", "no farm ran a search there")],
 )
-def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
+def test_take_over_of_a_missing_farm_says_so(farm, storage, address, said):
     rejected = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
     assert rejected.wait(60) == 64, farm
     assert said in farm.said()
@@ -332,7 +330,7 @@ def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio,
 
 
 @pytest.mark.soak
-def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage):
+def test_experiment_that_is_only_in_the_store_is_not_restarted(farm, storage):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")
     farm.submit(Search(name="search", trials=1, steps=3))

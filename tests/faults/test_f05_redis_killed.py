@@ -32,7 +32,7 @@ def a_moment(chance: random.Random) -> None:
     [(), pytest.param(AOF, marks=pytest.mark.soak)],
     ids=["data lost", "data kept"],
 )
-def test_f05_a_search_outlives_a_redis_that_is_killed_again_and_again(farm, tmp_path, options):
+def test_f05_search_survives_a_redis_killed_repeatedly(farm, tmp_path, options):
     chance = random.Random(5)
     own = farm(redis=options)
     run = ChainRun(own, tmp_path, steps=150)
@@ -87,7 +87,7 @@ def test_f05_a_redis_that_becomes_a_read_only_replica_is_waited_for(farm, tmp_pa
 
 
 @pytest.mark.soak
-def test_f05_a_search_without_lock_step_outlives_a_redis_that_is_away_for_seconds(farm, tmp_path):
+def test_f05_search_without_lock_step_survives_redis_outages_of_seconds(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=200, lock_step=False)
     run.wait_for_step(20)

@@ -15,7 +15,7 @@ __all__ = ["farm"]
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
-def test_f05_time_without_redis_counts_for_no_nodes_silence(farm, tmp_path):
+def test_f05_time_without_redis_does_not_count_as_silence_of_a_node(farm, tmp_path):
     own = farm(nodes=1, cpus=2, proxies=True)
     run = ChainRun(own, tmp_path, steps=40)
     run.wait_for_step(5)

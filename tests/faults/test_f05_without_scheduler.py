@@ -135,7 +135,7 @@ def ends_well(farm: FarmService, within: float = 60.0) -> None:
     assert not strange, f"{strange}{farm}"
 
 
-def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(start):
+def test_f05_redis_killed_without_a_scheduler_loses_nothing(start):
     farm = start(workers=2, steps=30)
     farm.kill_scheduler()
     farm.open_gate("search", 12)
@@ -145,7 +145,7 @@ def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(st
     ends_well(farm)
 
 
-def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_noticed(start):
+def test_f05_redis_that_lost_its_last_second_without_a_scheduler_is_noticed(start):
     farm = start(workers=1, steps=25, redis=AOF)
     stream = read_record(str(farm.results / "search")).events_key
     farm.scheduler.send_signal(signal.SIGSTOP)

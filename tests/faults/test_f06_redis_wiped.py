@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 BACK_AT_LAST_S = 60.0
 
 
-def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_path):
+def test_f06_search_survives_a_redis_wiped_repeatedly(farm, tmp_path):
     chance = random.Random(6)
     own = farm()
     run = ChainRun(own, tmp_path, steps=150, gate=75)  # the gate keeps it from finishing early
@@ -35,7 +35,7 @@ def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_p
     run.leaves_no_key()
 
 
-def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
+def test_f06_unread_results_are_sent_again_after_a_wipe(farm, tmp_path):
     own = farm(proxies=True)
     # The trials wait for each other: else the first one would finish before the last one gets
     # there.
@@ -53,7 +53,7 @@ def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
     run.ends()
 
 
-def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
+def test_f06_wipe_is_found_at_the_next_check(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=120, gate=60)  # a finished trial does not look
     run.wait_for_step(3)
@@ -74,7 +74,7 @@ def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
         *(pytest.param(one, marks=pytest.mark.soak) for one in ("nodes", "replies", "queues")),
     ],
 )
-def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path, what):
+def test_f06_key_that_vanishes_from_redis_is_restored(farm, tmp_path, what):
     """A key is deleted by hand, expires when the clock jumps forward, or is evicted."""
     own = farm()
     run = ChainRun(own, tmp_path, steps=150)
@@ -95,7 +95,7 @@ def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path,
 
 
 @pytest.mark.soak
-def test_f06_a_stream_that_somebody_trimmed_is_filled_again(farm, tmp_path):
+def test_f06_trimmed_stream_is_filled_again(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=150, lock_step=False)
     run.wait_for_step(5)

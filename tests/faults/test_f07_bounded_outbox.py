@@ -32,9 +32,7 @@ def large_results(config):
         Path(config["reached"]).write_text(f"{step + 1}")
 
 
-def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_continue_when_it_has(
-    node, scheduler, tmp_path
-):
+def test_f07_trials_wait_while_their_node_has_no_memory_for_results(node, scheduler, tmp_path):
     reached = Path(tmp_path, "reached")
     config = {"steps": STEPS, "size": RESULT_BYTES, "reached": str(reached)}
     scheduler.assign(node.instance_id, order("a", scheduler.start(large_results, config)))
@@ -57,7 +55,7 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_continue_wh
     eventually(lambda: int(reached.read_text() or 0) == STEPS, message=node.log)
 
 
-def test_f07_search_that_journals_nothing_holds_neither_other_searches_nor_the_memory_of_redis(
+def test_f07_search_that_journals_nothing_blocks_no_other_and_fills_no_redis(
     node, scheduler, server, tmp_path
 ):
     reached = Path(tmp_path, "reached")

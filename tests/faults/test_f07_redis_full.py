@@ -80,7 +80,7 @@ def test_f07_a_search_waits_while_redis_is_full_says_so_and_continues(farm, tmp_
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
+def test_f07_no_node_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     own = farm(nodes=1)
     run = ChainRun(own, tmp_path, trials=1, steps=60)
     run.wait_for_step(3)
@@ -90,7 +90,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run.ends()
 
 
-def test_f07_a_node_that_comes_while_redis_is_full_joins_when_there_is_room(farm, tmp_path):
+def test_f07_node_that_starts_while_redis_is_full_joins_later(farm, tmp_path):
     own = farm(nodes=1)
     run = ChainRun(own, tmp_path, steps=120)
     run.wait_for_step(3, trials=1)
@@ -114,14 +114,14 @@ def test_f07_a_redis_that_evicts_keys_is_refused_with_what_to_do(server: RedisSe
     assert any(policy in line for line in told)
 
 
-def test_f07_a_policy_that_does_not_matter_yet_is_mentioned(server: RedisServer):
+def test_f07_redis_with_a_risky_eviction_policy_is_a_notice(server: RedisServer):
     server.client.config_set("maxmemory-policy", "volatile-ttl")
     told: list[str] = []
     refuse_dangers(server.url, is_insecure=False, tell=told.append)
     assert any("volatile-ttl" in line for line in told)
 
 
-def test_f07_who_may_not_ask_for_the_policy_is_let_in_and_told(server: RedisServer):
+def test_f07_user_who_may_not_read_the_eviction_policy_gets_a_notice(server: RedisServer):
     server.client.execute_command(
         "ACL", "SETUSER", "someone", "on", ">secret", "~*", "&*", "+@all", "-info"
     )

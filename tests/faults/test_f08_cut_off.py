@@ -71,7 +71,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_f08_a_node_that_is_back_before_anybody_has_a_slot_repeats_no_step(cut_farm, tmp_path):
+def test_f08_node_that_returns_before_a_slot_is_free_repeats_no_step(cut_farm, tmp_path):
     cut_off_and_back(cut_farm, tmp_path, redis_keys.LEASE_TTL_S + 2.5)
 
 
@@ -81,7 +81,7 @@ def test_f08_fifteen_seconds_without_a_slot_elsewhere_repeat_no_step(cut_farm, t
 
 
 @pytest.mark.soak
-def test_f08_all_nodes_cut_off_for_twenty_seconds_are_the_network(cut_farm, tmp_path):
+def test_f08_cut_off_of_all_nodes_for_twenty_seconds_loses_no_node(cut_farm, tmp_path):
     farm = cut_farm()
     run = CutRun(farm, tmp_path, trials=2, steps=1200, step_s=0.03)
     run.wait_for_step(20)

@@ -79,7 +79,7 @@ def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints
         search.close()
 
 
-def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_stays_current(
+def test_f09_checkpoint_that_never_arrives_ends_its_trial_and_the_previous_stays(
     tmp_path: Path, minio: ObjectServer, bucket: str, way
 ) -> None:
     proxy = way(minio)

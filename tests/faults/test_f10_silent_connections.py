@@ -32,9 +32,7 @@ GOES_ON_WITHIN_S = 20.0
         pytest.param("to_scheduler", (DOWN,), marks=pytest.mark.soak),
     ],
 )
-def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
-    farm, tmp_path, whose, directions
-):
+def test_f10_silently_dead_connections_block_nothing_for_ever(farm, tmp_path, whose, directions):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=80)
     run.wait_for_step(3)
@@ -48,7 +46,7 @@ def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
 
 
 @pytest.mark.soak
-def test_f10_a_consumer_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
+def test_f10_consumer_that_receives_nothing_is_replaced(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=80)
     run.wait_for_step(3)
@@ -72,7 +70,7 @@ def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(fa
 
 
 @pytest.mark.soak
-def test_f10_connections_that_are_reset_again_and_again_harm_nobody(farm, tmp_path):
+def test_f10_repeated_connection_resets_do_no_harm(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=150)
     run.wait_for_step(3)
@@ -99,7 +97,7 @@ def test_f10_a_redis_that_hangs_for_five_seconds_costs_five_seconds(farm, tmp_pa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("lock_step", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_f10_a_redis_that_is_far_away_is_slow_and_no_more(farm, tmp_path, lock_step):
+def test_f10_slow_connection_to_redis_only_delays_the_search(farm, tmp_path, lock_step):
     own = farm(proxies=True)
     own.to_nodes.slow(delay_s=0.05, bytes_per_s=200_000)
     own.to_scheduler.slow(delay_s=0.05, bytes_per_s=200_000)

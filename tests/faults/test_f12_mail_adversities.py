@@ -43,7 +43,7 @@ def test_f12_doubled_and_swapped_orders_change_nothing(farm, tmp_path, seed):
     each_was_started_once(run)
 
 
-def test_f12_a_lost_order_is_made_good(farm, tmp_path):
+def test_f12_lost_order_is_sent_again(farm, tmp_path):
     own = farm(proxies=True)
     tampering = own.to_scheduler.tamper(double=0.1, swap=0.1, lose=0.15, seed=3)
     run = ChainRun(own, tmp_path, steps=40)
@@ -55,7 +55,7 @@ def test_f12_a_lost_order_is_made_good(farm, tmp_path):
 
 
 @pytest.mark.soak
-def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
+def test_f12_each_of_many_lost_orders_is_sent_again_in_time(farm, tmp_path):
     own = farm(proxies=True)
     tampering = own.to_scheduler.tamper(double=0.1, swap=0.1, lose=0.15, seed=4)
     run = ChainRun(own, tmp_path, steps=150)

@@ -82,7 +82,7 @@ def test_f13_a_result_that_overtakes_others_is_recorded_in_its_turn(farm, tmp_pa
     run.ends()
 
 
-def test_f13_what_is_no_batch_at_all_is_named_and_ignored(farm, tmp_path):
+def test_f13_malformed_batch_is_named_and_ignored(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=60)
     run.wait_for_step(3)

@@ -39,9 +39,7 @@ def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path
 
 
 @pytest.mark.parametrize("how", ["wiped", pytest.param("killed", marks=pytest.mark.soak)])
-def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_result(
-    farm, tmp_path, how
-):
+def test_f15_clock_set_back_with_data_loss_loses_no_result(farm, tmp_path, how):
     own = farm()
     run = ChainRun(own, tmp_path, steps=150)
     run.wait_for_step(3)
@@ -58,7 +56,7 @@ def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_res
 
 
 @pytest.mark.soak
-def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp_path):
+def test_f15_clock_that_jumps_forward_ends_leases_and_no_node_is_lost(farm, tmp_path):
     """Every key with an expiry vanishes at once."""
     own = farm()
     run = ChainRun(own, tmp_path, steps=100)

@@ -39,9 +39,7 @@ class NodeOnAFullDisk(NodeProcess):
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
-def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
-    farm, tmp_path, minio, bucket
-):
+def test_f16_node_with_a_full_disk_is_set_aside_and_no_trial_ends(farm, tmp_path, minio, bucket):
     own = farm(nodes=1)
     folder = Path(os.environ["TUNEMQ_RESULTS"]) / "search"
     executed = tmp_path / "executed"

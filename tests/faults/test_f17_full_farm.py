@@ -92,7 +92,7 @@ def is_rejected(done: subprocess.CompletedProcess[str]) -> None:
     assert "tunemq rm --files" in said
 
 
-def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_continues(
+def test_f17_scheduler_on_a_full_disk_refuses_requests_and_continues_later(
     farm: FarmService, disk: SmallDisk, tmp_path: Path
 ) -> None:
     disk.fill()
@@ -152,7 +152,7 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_continues(
     assert states == {"kept": "FINISHED", "stopped": "STOPPED", "late": "FINISHED"}
 
 
-def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_continues(
+def test_f17_scheduler_on_a_read_only_disk_waits_and_continues(
     farm: FarmService, disk: SmallDisk
 ) -> None:
     farm.start_scheduler()
@@ -312,7 +312,7 @@ farm.end()
 """
 
 
-def test_f17_what_a_supervisor_keeps_is_written_when_there_is_room_again(tmp_path: Path) -> None:
+def test_f17_supervisor_state_is_written_when_the_disk_has_space_again(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = with_small_disk(disk, [sys.executable, "-c", KEPT, str(disk)], options="size=3m")
     assert done.returncode == 0, done.stderr
@@ -321,7 +321,7 @@ def test_f17_what_a_supervisor_keeps_is_written_when_there_is_room_again(tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_f17_a_user_who_has_no_room_left_is_told_the_same(
+def test_f17_exhausted_disk_quota_is_reported_like_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fsync(_descriptor: int) -> None:

@@ -161,7 +161,7 @@ print(written)
 """
 
 
-def test_f17_of_a_turn_that_finds_no_room_nothing_stays(tmp_path: Path) -> None:
+def test_f17_turn_that_finds_the_disk_full_leaves_no_partial_record(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = with_small_disk(disk, [sys.executable, "-c", WRITER, str(disk)], options="size=3m")
     assert done.returncode == 0, done.stderr

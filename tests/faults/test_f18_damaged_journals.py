@@ -295,7 +295,7 @@ def cases(count: int, seed: int) -> Iterator[tuple[int, random.Random]]:
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.soak)])
-def test_f18_journal_damaged_at_random_gives_right_rows_or_names_what_is_lost(
+def test_f18_journal_damaged_at_random_gives_right_rows_or_names_the_loss(
     tmp_path: Path, in_this_process: None, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     is_soak = count > 10

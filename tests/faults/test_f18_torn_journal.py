@@ -79,7 +79,7 @@ def test_f18_a_journal_cut_at_each_byte_of_its_last_three_records_is_a_prefix(
         assert found.cut == place - [records[0].offset, *(one.end for one in records)][whole]
 
 
-def test_f18_a_bit_flipped_in_the_last_three_records_is_cut_off_or_refused_with_its_offset(
+def test_f18_flipped_bit_in_the_last_three_records_is_cut_off_or_refused(
     written: Written,
 ) -> None:
     path = turns_file(written.folder, 3)
@@ -120,9 +120,7 @@ def path_end(records: list[JournalFrame], whole: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["snapshot", "segment", "history"])
-def test_f18_damage_in_what_was_complete_before_it_counted_is_refused(
-    written: Written, name: str
-) -> None:
+def test_f18_damage_in_completed_journal_files_is_refused(written: Written, name: str) -> None:
     path = {
         "snapshot": snapshot_file(written.folder, 3),
         "segment": turns_file(written.folder, 3),
@@ -141,7 +139,7 @@ def test_f18_damage_in_what_was_complete_before_it_counted_is_refused(
     assert state_of(recover(written.folder)) == written.states[-1]
 
 
-def test_f18_what_a_crash_left_behind_the_history_counts_for_nothing(written: Written) -> None:
+def test_f18_bytes_that_a_crash_left_after_the_history_are_ignored(written: Written) -> None:
     path = written.folder / "history"
     size = path.stat().st_size
     more: list[FinishedTrial] = [("t9", b"never over")]
@@ -163,7 +161,7 @@ def _climbs(config):
 
 
 @pytest.mark.integration
-def test_f18_a_search_whose_journal_is_cut_is_in_a_state_that_it_was_in(tmp_path: Path) -> None:
+def test_f18_search_with_a_cut_journal_is_in_an_earlier_state(tmp_path: Path) -> None:
     grid = fit(
         _climbs,
         {"slope": tune.grid_search([1.0, 2.0])},

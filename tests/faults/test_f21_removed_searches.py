@@ -27,7 +27,7 @@ def farm(tmp_path: Path, store: ObjectServer) -> Iterator[FarmService]:
 
 
 @pytest.mark.parametrize("is_silent", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_f21_removal_while_the_store_is_away_names_what_is_left_and_can_be_repeated(
+def test_f21_rm_while_the_store_is_away_names_remaining_files_and_can_be_repeated(
     farm, store, is_silent
 ):
     bucket = store.create_bucket()

@@ -234,7 +234,7 @@ def test_f22_a_trial_that_forges_an_event_ends_in_error_and_the_field_is_named(f
     assert [row["x"] for row in results_of(result)] == [1], "what came before it stands"
 
 
-def test_f22_trials_beside_one_that_forges_events_are_right(forged):
+def test_f22_trials_beside_one_that_forges_events_have_right_results(forged):
     _, results = forged
     *_, late = [one for one in results.values() if one.status == "TERMINATED"]
     decent = [results[number] for number, name in enumerate(NAMES) if name == "trains"]
@@ -244,7 +244,7 @@ def test_f22_trials_beside_one_that_forges_events_are_right(forged):
         assert [row["x"] for row in results_of(result)] == list(range(1, STEPS + 1))
 
 
-def test_f22_what_a_trial_sends_after_its_end_counts_for_nothing(forged):
+def test_f22_events_that_a_trial_sends_after_its_end_are_ignored(forged):
     _, results = forged
     late = results[NAMES.index("continues_after_its_end")]
     assert (late.status, late.error) == ("TERMINATED", None)

@@ -129,9 +129,7 @@ def train(config):
     config["does"](config["number"])
 
 
-def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_it_was(
-    tmp_path, monkeypatch
-):
+def test_f22_search_of_hostile_trials_ends_with_each_cause_named(tmp_path, monkeypatch):
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("TUNEMQ_CPUS", "6")
     deeds = [*HOSTILE, *DECENT]
@@ -167,7 +165,7 @@ def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_
     eventually(lambda: not marked(str(tmp_path)), message=lambda: str(marked(str(tmp_path))))
 
 
-def test_f22_a_trial_that_takes_its_time_is_ended_and_those_that_do_not_are_not(tmp_path):
+def test_f22_trial_over_its_time_limit_is_ended_and_others_continue(tmp_path):
     deeds = [takes_its_time, ends, ends]
     results = fit(
         train,
@@ -195,7 +193,7 @@ def reports_without_end(config):
         report({"x": 1})
 
 
-def test_f22_a_neighbour_of_a_trial_that_is_ended_continues(node, scheduler):
+def test_f22_neighbour_of_an_ended_trial_continues(node, scheduler):
     # Limits belong to a search: the neighbour belongs to another search, without limits.
     starts = {
         trial: scheduler.start(
@@ -308,7 +306,7 @@ def multiplies(config):
 
 @pytest.mark.parity(128)
 @pytest.mark.parametrize("bomb", [hops, multiplies])
-def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, bomb):
+def test_f22_process_tree_that_forks_without_end_ends_with_its_trial(serve, bomb):
     server = serve()
     other = server.start(sleeps, 1)
     other.result()

@@ -12,7 +12,7 @@ from tests.support.searches.node_killers import kill_nodes
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.slow]
 
 
-def test_f01_farm_search_whose_only_trial_falls_with_its_node_ends(tmp_path: Path) -> None:
+def test_f01_farm_search_whose_only_trial_dies_with_its_node_ends(tmp_path: Path) -> None:
     with farm_service(tmp_path) as farm:
         farm.add_worker("one")
         farm.has_nodes("one")

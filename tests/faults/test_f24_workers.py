@@ -29,7 +29,7 @@ def submit(farm: FarmService, **options: float) -> None:
     farm.open_gate("search", 20)
 
 
-def test_f24_trials_of_a_worker_that_is_told_to_stop_continue_elsewhere_and_are_not_blamed(farm):
+def test_f24_trials_of_a_stopped_worker_continue_elsewhere_without_blame(farm):
     submit(farm, trials=2, steps=80, save_every=5, step_s=0.05)
     farm.wait_for_steps("search", 2, 12)
     farm.add_worker("two")
@@ -53,7 +53,7 @@ def test_f24_trials_of_a_worker_that_is_told_to_stop_continue_elsewhere_and_are_
 
 
 @pytest.mark.soak
-def test_f24_a_worker_that_was_killed_and_started_again_is_another_one_at_once(farm):
+def test_f24_restarted_worker_is_a_new_node_at_once(farm):
     submit(farm, trials=2, steps=60, save_every=5, step_s=0.05)
     farm.wait_for_steps("search", 2, 12)
     farm.workers["one"].kill()
@@ -79,7 +79,7 @@ def test_f24_of_two_workers_with_one_name_the_older_one_ends(farm):
     assert newer.poll() is None
 
 
-def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
+def test_f24_each_redis_key_of_a_farm_has_an_owner_or_an_expiry(farm):
     submit(farm, trials=2, steps=3, step_s=0.01)
     farm.wait_for("search", "FINISHED")
     farm.workers["one"].send_signal(signal.SIGTERM)

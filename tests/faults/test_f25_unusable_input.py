@@ -46,7 +46,7 @@ class HasNoText:
     __hash__ = None
 
 
-def test_f25_search_with_values_that_have_no_text_ends_with_all_its_trials(capfd):
+def test_f25_search_with_unprintable_values_ends_with_all_its_trials(capfd):
     grid = fit(
         lambda config: tune.report({"loss": 1.0}),
         {
@@ -65,7 +65,7 @@ def test_f25_search_with_values_that_have_no_text_ends_with_all_its_trials(capfd
         assert len(results_of(result)) == len(table_of(result)) == 1
 
 
-def test_f25_parameter_space_that_holds_itself_is_refused_with_its_place():
+def test_f25_recursive_parameter_space_is_refused_with_its_place():
     space = {"model": {"layers": [1]}}
     space["model"]["layers"].append(space)
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_f25_parameter_space_that_holds_itself_is_refused_with_its_place():
 # --- large ----------------------------------------------------------------------------------------
 
 
-def test_f25_a_configuration_of_five_megabytes_arrives_whole_and_is_shown_in_a_few_words(capfd):
+def test_f25_configuration_of_five_megabytes_arrives_and_is_shown_shortened(capfd):
     (result,) = fit(
         measures,
         {"text": tune.grid_search(["x" * 5_000_000]), "n": 1},
@@ -94,7 +94,7 @@ def test_f25_a_configuration_of_five_megabytes_arrives_whole_and_is_shown_in_a_f
     assert len(said) < 10_000
 
 
-def test_f25_a_configuration_of_many_keys_arrives_whole_and_is_shown_in_a_few_words(capfd):
+def test_f25_configuration_of_many_keys_arrives_and_is_shown_shortened(capfd):
     space = {f"parameter_{n}": n for n in range(30_000)}
     (result,) = fit(measures, space, metric="loss", mode="min", verbose=2)
 
@@ -119,7 +119,7 @@ def test_f25_a_result_of_many_keys_is_recorded_whole(capfd):
     assert len("".join(capfd.readouterr())) < 10_000
 
 
-def test_f25_a_result_that_is_too_large_fails_its_trial_with_the_most_and_the_fix():
+def test_f25_result_that_is_too_large_fails_its_trial_with_the_limit_and_the_fix():
     def train(config):
         tune.report({"loss": 1.0})
         tune.report({"loss": 1.0, "blob": "x" * (config["mib"] * MIB)})
@@ -166,7 +166,7 @@ def test_f25_odd_names_and_values_come_back_as_they_were_and_touch_no_terminal(c
         ({"said": "\udcff"}, r"'said' at step 1 is '\udcff'"),
     ],
 )
-def test_f25_what_is_no_unicode_in_a_result_is_refused_with_its_place_and_the_fix(metrics, place):
+def test_f25_invalid_unicode_in_a_result_is_refused_with_its_place_and_the_fix(metrics, place):
     (result,) = fit(lambda config: metrics)
 
     assert place in str(result.error)
@@ -174,7 +174,7 @@ def test_f25_what_is_no_unicode_in_a_result_is_refused_with_its_place_and_the_fi
     assert "errors='replace'" in str(result.error)
 
 
-def test_f25_a_parameter_whose_name_is_no_unicode_is_refused_before_anything_starts(tmp_path):
+def test_f25_parameter_name_that_is_no_unicode_is_refused_before_anything_starts(tmp_path):
     warm_farms.stop_all()
     before = farm_processes()  # of other tests
     with pytest.raises(ConfigError, match=r"the key 'l\\udcffr' .* errors='replace'"):
@@ -195,7 +195,7 @@ def test_f25_a_value_that_is_no_unicode_arrives_as_it_was():
 
 
 @pytest.mark.parametrize("name", [".", "..", "x" * 300, "\udcff", "a\0b"])
-def test_f25_whatever_a_search_is_called_its_folder_is_below_its_place(name, tmp_path):
+def test_f25_search_with_an_odd_name_stays_below_its_storage_path(name, tmp_path):
     results = fit(measures, name=name, storage_path=str(tmp_path / "results"))
 
     assert Path(results.experiment_path).parent == tmp_path / "results"
@@ -205,7 +205,7 @@ def test_f25_whatever_a_search_is_called_its_folder_is_below_its_place(name, tmp
 # --- without end ----------------------------------------------------------------------------------
 
 
-def test_f25_thousands_of_reports_a_second_are_all_recorded_and_take_no_memory(record_property):
+def test_f25_thousands_of_reports_a_second_are_recorded_in_constant_memory(record_property):
     def train(config):
         until, n = time.monotonic() + 1.0, 0
         while time.monotonic() < until or n < 1_000:
@@ -225,7 +225,7 @@ def test_f25_thousands_of_reports_a_second_are_all_recorded_and_take_no_memory(r
     assert taken < 60 * MIB, (reported, taken)
 
 
-def test_f25_numbers_that_are_none_are_recorded_where_nobody_compares_them():
+def test_f25_nonfinite_numbers_are_recorded_in_metrics_that_are_not_compared():
     odd = [float("nan"), float("inf"), -float("inf"), -0.0, 1e308, 5e-324, 2**64 - 1, -(2**63)]
 
     def train(config):

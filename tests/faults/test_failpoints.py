@@ -89,14 +89,14 @@ def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
         one.close()
 
 
-def test_each_failpoint_is_one_at_which_a_test_kills() -> None:
+def test_each_failpoint_is_used_by_a_test() -> None:
     here = [*OF_A_SEARCH, *OF_A_SCRIPT, *OF_A_NODE, *OF_AN_OUTBOX]
     everywhere = sorted([*here, *JOURNALS, *OF_CHECKPOINTS, *OF_REQUESTS])
     assert everywhere == FAILPOINTS
 
 
 @pytest.mark.parametrize("name", _after(OF_A_SEARCH))
-def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_scheduler(run, name):
+def test_f01_f12_search_survives_a_kill_at_each_step_between_node_and_scheduler(run, name):
     search = run(
         trials=4,
         steps=16,
@@ -173,9 +173,7 @@ def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) 
 
 
 @pytest.mark.parametrize("name", _after(OF_A_NODE))
-def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
-    server, scheduler, tmp_path, name
-):
+def test_f01_node_that_dies_while_it_starts_or_stops_is_replaced(server, scheduler, tmp_path, name):
     process = started(server, tmp_path / "node", f"{name}=kill")
     if name.startswith("deregistration"):
         eventually(scheduler.registrations)
@@ -187,7 +185,7 @@ def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
 
 
 @pytest.mark.parametrize("name", OF_AN_OUTBOX)
-def test_f01_a_node_that_dies_while_its_outbox_moves_to_the_disk_leaves_nothing_there(
+def test_f01_node_that_dies_while_its_outbox_moves_to_disk_leaves_no_file(
     server, scheduler, tmp_path, name
 ):
     process = started(server, tmp_path / "node", f"{name}=kill@3")

@@ -100,7 +100,7 @@ often_and_strictly = pytest.mark.parametrize(
 
 @pytest.mark.parity(128)
 @often_and_strictly
-def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(start, within):
+def test_process_trees_compute_right_results_and_end_with_stopped_trials(start, within):
     search = start(**HOW)
     process_trees = Families(search)
     began = time.monotonic()
@@ -111,7 +111,7 @@ def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(sta
 
 
 @often_and_strictly
-def test_families_end_when_the_processes_of_their_trials_are_killed(start, within):
+def test_process_trees_end_when_their_trial_processes_are_killed(start, within):
     search = start(**HOW)
     process_trees = Families(search)
     began = time.monotonic()
@@ -123,7 +123,7 @@ def test_families_end_when_the_processes_of_their_trials_are_killed(start, withi
 
 
 @pytest.mark.soak
-def test_families_end_when_their_trials_have_used_up_their_time(start):
+def test_process_trees_end_when_their_trials_exceed_the_time_limit(start):
     search = start(**HOW, stall_s=STALL_S)
     process_trees = Families(search)
     (search.folder / "hang").touch()
@@ -136,7 +136,7 @@ def test_families_end_when_their_trials_have_used_up_their_time(start):
 
 
 @pytest.mark.soak
-def test_families_end_with_the_script(start):
+def test_process_trees_end_with_the_script(start):
     search = start(**HOW)
     process_trees = Families(search)
     began = time.monotonic()

@@ -101,7 +101,7 @@ def forkserver_and_tree(node: Node, scheduler: Scheduler, trials: int) -> tuple[
     return node.forkserver_of(trial_pids[0]), trial_pids + daemons
 
 
-def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, scheduler):
+def test_processes_of_a_killed_forkserver_end_before_its_slots_are_free(node, scheduler):
     scheduler.assign(
         node.instance_id,
         *(order(f"t{n}", scheduler.start(with_a_daemon, trial_number=n)) for n in range(2)),
@@ -120,7 +120,7 @@ def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, 
     assert children_of(node.process.pid) == [node.consumers()], "no zombie is left either"
 
 
-def test_the_node_continues_with_a_new_forkserver(node, scheduler):
+def test_node_continues_with_a_new_forkserver(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(with_a_daemon)))
     forkserver, _ = forkserver_and_tree(node, scheduler, 1)
     os.kill(forkserver, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_the_node_continues_with_a_new_forkserver(node, scheduler):
     assert scheduler.said(SlotFreed)[0].attempt == 1
 
 
-def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
+def test_idle_forkserver_that_is_killed_is_not_reported(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     (forkserver,) = set(children_of(node.process.pid)) - {node.consumers()}

@@ -73,7 +73,7 @@ def on_a_small_disk(tmp_path: Path, source: Path, script: str, durable: str) -> 
 
 
 @pytest.mark.parametrize("durable", ["durable", "quick"])
-def test_f16_a_full_disk_is_named_with_its_free_bytes_and_keeps_nothing_of_what_failed(
+def test_f16_full_disk_is_named_with_its_free_bytes_and_keeps_no_partial_file(
     tmp_path: Path, source: Path, durable: str
 ) -> None:
     said, left, found, length, free = on_a_small_disk(tmp_path, source, FULL, durable)

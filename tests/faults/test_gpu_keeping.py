@@ -113,7 +113,7 @@ def gpus(tmp_path, monkeypatch, server, scheduler) -> Iterator[Gpus]:
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
 
 
-def test_no_host_is_forked_before_the_memory_of_a_killed_one_is_back(gpus):
+def test_no_trial_process_starts_before_gpu_memory_of_a_killed_one_is_free(gpus):
     gpus.begin("killed", gpus.a)
     pid = gpus.runs("killed")["pid"]
     gpus.fake.change(gpus.a, keeps_memory=True)
@@ -135,7 +135,7 @@ def test_no_host_is_forked_before_the_memory_of_a_killed_one_is_back(gpus):
     assert gpus.withheld() == {}
 
 
-def test_halves_of_a_gpu_are_given_out_again_when_the_dead_ones_family_is_gone(gpus):
+def test_gpu_half_is_reused_when_the_process_tree_of_the_dead_trial_is_gone(gpus):
     gpus.begin("stays", gpus.a, 0.5)
     gpus.begin("killed", gpus.a, 0.5, loads=True)
     killed, stays = gpus.runs("killed"), gpus.runs("stays")
@@ -151,7 +151,7 @@ def test_halves_of_a_gpu_are_given_out_again_when_the_dead_ones_family_is_gone(g
     assert gpus.withheld() == {}
 
 
-def test_somebody_else_on_a_gpu_is_named_and_who_takes_much_of_it_has_it_withheld(gpus):
+def test_foreign_process_on_a_gpu_is_named_and_a_large_one_has_it_withheld(gpus):
     gpus.begin("trial", gpus.a)
     gpus.runs("trial")
     me = os.getpid()
@@ -172,7 +172,7 @@ def test_somebody_else_on_a_gpu_is_named_and_who_takes_much_of_it_has_it_withhel
     assert not gpus.said(SlotFreed, "trial")
 
 
-def test_what_breaks_is_withheld_for_good_and_what_a_trial_breaks_is_not(gpus):
+def test_broken_gpu_is_withheld_for_good_and_gpu_error_of_a_trial_is_not(gpus):
     gpus.begin("guilty", gpus.a)
     gpus.runs("guilty")
     gpus.fake.xid(gpus.a, 31)

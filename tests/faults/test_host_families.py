@@ -50,7 +50,7 @@ def start_a_process_tree(config):
         time.sleep(600)
 
 
-def test_f02_a_killed_host_takes_its_whole_family_along(serve):
+def test_f02_killed_trial_process_ends_its_process_tree(serve):
     process = serve().start(start_a_process_tree)
     process_tree = process.result()["process_tree"]
     assert all(map(alive, process_tree))
@@ -62,7 +62,7 @@ def test_f02_a_killed_host_takes_its_whole_family_along(serve):
     assert not any(map(alive, [process.pid, *process_tree]))
 
 
-def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serve):
+def test_trial_process_killed_on_order_ends_only_its_process_tree(serve):
     server = serve()
     one, other = server.start(start_a_process_tree, 1), server.start(start_a_process_tree, 2)
     process_tree, others = one.result()["process_tree"], other.result()["process_tree"]
@@ -101,7 +101,7 @@ def hold_shared_memory(config):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_what_a_killed_trial_has_in_shared_memory_is_removed(serve, is_ours):
+def test_shared_memory_of_a_killed_trial_is_removed(serve, is_ours):
     server = serve()
     process = server.start(hold_shared_memory)
     block = Path("/dev/shm", process.result()["block"])  # where Python has it
@@ -131,7 +131,7 @@ def pretend_to_clean_up(config):
     time.sleep(600)
 
 
-def test_who_only_looks_as_if_it_cleaned_up_is_killed_a_moment_later(serve):
+def test_child_that_only_seems_to_clean_up_is_killed_soon(serve):
     process = serve().start(pretend_to_clean_up)
     child = process.result()["child"]
 
@@ -174,7 +174,7 @@ def test_a_trial_that_ends_by_itself_leaves_no_daemon_behind(serve):
     assert not alive(daemon)
 
 
-def test_all_hosts_that_die_at_once_are_said_to_be_gone(serve):
+def test_trial_processes_that_die_at_once_are_all_reported(serve):
     server = serve()
     processes = [server.start(start_a_process_tree, number) for number in range(4)]
     pids = [
@@ -189,7 +189,7 @@ def test_all_hosts_that_die_at_once_are_said_to_be_gone(serve):
     assert not any(map(alive, pids))
 
 
-def test_closing_the_control_socket_ends_the_forkserver_and_every_family(serve):
+def test_closed_control_socket_ends_the_forkserver_and_every_process_tree(serve):
     server = serve()
     process = server.start(start_a_process_tree)
     pids = [server.client.pid, process.pid, *process.result()["process_tree"]]
@@ -212,7 +212,7 @@ NODE = """
 """
 
 
-def test_everything_dies_with_a_killed_node(tmp_path):
+def test_killed_node_ends_all_its_processes(tmp_path):
     path = os.pathsep.join(entry for entry in sys.path if entry)
     node = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(NODE), str(tmp_path)],
@@ -228,7 +228,7 @@ def test_everything_dies_with_a_killed_node(tmp_path):
     eventually(lambda: not any(map(alive, pids)), within=SOON)
 
 
-def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
+def test_trial_processes_die_with_a_killed_forkserver_and_each_is_reported(serve):
     server = serve()
     processes = [server.start(wait_for_ever, number) for number in range(2)]
     pids = [process.pid for process in processes]
@@ -321,7 +321,7 @@ def exit_at_once(config):
     os._exit(3)
 
 
-def test_an_exit_of_its_own_is_reported_with_its_code(serve):
+def test_exit_of_a_trial_process_is_reported_with_its_code(serve):
     process = serve().start(exit_at_once)
 
     process.gone()
@@ -337,7 +337,7 @@ def stop_in_atexit(config):
     atexit.register(time.sleep, 60)
 
 
-def test_a_handler_that_hangs_at_exit_does_not_hold_the_host(serve):
+def test_exit_handler_that_hangs_does_not_block_the_trial_process(serve):
     process = serve().start(stop_in_atexit)
 
     assert process.exited(within=40.0).signal == signal.SIGALRM
@@ -378,7 +378,9 @@ def write_module(folder: Path, name: str, source: str) -> str:
         ),
     ],
 )
-def test_a_module_that_would_hang_every_host_is_refused_by_name(serve, tmp_path, source, reason):
+def test_module_that_would_hang_every_trial_process_is_refused_by_name(
+    serve, tmp_path, source, reason
+):
     write_module(tmp_path, "harmful", source)
     write_module(tmp_path, "harmless", "value = 1")
 
@@ -446,7 +448,7 @@ def test_code_that_cannot_be_loaded_fails_its_trial(serve):
     assert "not on this node" in failure.error
 
 
-def test_code_that_is_not_there_is_no_failure_of_the_trial(serve):
+def test_missing_code_is_not_counted_as_a_failure_of_the_trial(serve):
     server = serve()
     order = server.order(which_are_loaded)
     Path(order.start.code.path).unlink()

@@ -55,7 +55,7 @@ def run(folder: Path, failpoints: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("name", JOURNALS)
-def test_f03_a_writer_that_is_killed_loses_no_turn_that_was_durable(
+def test_f03_killed_journal_writer_loses_no_durable_turn(
     tmp_path: Path, name: str, times: int
 ) -> None:
     folder, other = tmp_path / "journal", tmp_path / "other"
@@ -80,7 +80,7 @@ def _was_written(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in JOURNALS if "append" not in name])
-def test_f03_a_snapshot_that_the_disk_refuses_is_an_error_and_costs_nothing(
+def test_f03_snapshot_on_a_full_disk_is_an_error_and_loses_nothing(
     tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "journal"

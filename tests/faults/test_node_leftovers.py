@@ -73,7 +73,7 @@ def the_next_one_leaves_only_logs(
     assert set(files_in(folder)) <= CACHES
 
 
-def test_f01_a_node_that_is_killed_leaves_no_process_although_all_of_them_were_stopped(
+def test_f01_killed_node_with_stopped_processes_leaves_no_process(
     server, scheduler, store, tmp_path
 ):
     node = Node(server, scheduler, tmp_path / "node")
@@ -111,7 +111,7 @@ def test_f01_a_node_that_is_killed_leaves_no_process_although_all_of_them_were_s
         ("upload.after_committed_file", "cache/*/*/checkpoint_1-000001/committed.json"),
     ],
 )
-def test_f01_a_node_that_is_killed_while_a_checkpoint_is_on_its_way_leaves_only_logs(
+def test_f01_node_killed_during_upload_leaves_only_logs(
     server, scheduler, store, tmp_path, monkeypatch, failpoint, seen
 ):
     folder = tmp_path / "node"
@@ -123,7 +123,7 @@ def test_f01_a_node_that_is_killed_while_a_checkpoint_is_on_its_way_leaves_only_
     the_next_one_leaves_only_logs(server, scheduler, node, folder)
 
 
-def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
+def test_f01_node_killed_during_download_leaves_only_logs(
     server, scheduler, store, tmp_path, monkeypatch
 ):
     first = Node(server, scheduler, tmp_path / "first")
@@ -165,7 +165,7 @@ def leaves_its_folder(config):
         time.sleep(600)
 
 
-def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_continues(
+def test_f02_partial_checkpoint_of_a_killed_trial_is_gone_when_it_continues(
     server, scheduler, tmp_path
 ):
     node = Node(server, scheduler, tmp_path / "node")

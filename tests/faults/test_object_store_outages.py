@@ -84,7 +84,7 @@ def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
     monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(left, lambda: None)())
 
 
-def test_f21_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
+def test_f21_upload_continues_after_the_server_died_within_a_file(
     server, objects, file, tmp_path, monkeypatch
 ):
     is_dead = threading.Event()
@@ -106,7 +106,7 @@ def test_f21_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
     assert list(objects._client.unfinished()) == []
 
 
-def test_f21_a_server_that_was_away_when_a_file_is_read(server, objects, file, tmp_path):
+def test_f21_download_waits_for_a_server_that_restarts(server, objects, file, tmp_path):
     put(objects, file, CancelToken(150))
     server.kill()
     restart = Once(server.start)
@@ -115,7 +115,7 @@ def test_f21_a_server_that_was_away_when_a_file_is_read(server, objects, file, t
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
 
-def test_a_server_that_stops_answering_in_the_middle_of_a_file(
+def test_transfer_continues_after_the_server_hung_within_a_file(
     impatient, server, objects, file, tmp_path, monkeypatch
 ):
     when_half_is_sent(monkeypatch, server.freeze)
@@ -128,7 +128,7 @@ def test_a_server_that_stops_answering_in_the_middle_of_a_file(
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
 
-def test_when_its_time_is_over_a_transfer_says_what_kept_it(server, objects, file, tmp_path):
+def test_transfer_that_times_out_names_the_cause(server, objects, file, tmp_path):
     server.kill()
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()  # its time limit begins only then
     with pytest.raises(TransferTimedOut, match=r"Connection refused.*Gave up after 3 s"):
@@ -138,7 +138,7 @@ def test_when_its_time_is_over_a_transfer_says_what_kept_it(server, objects, fil
 
 
 @pytest.mark.parity(151)
-def test_a_transfer_that_waits_for_the_server_can_be_called_off(
+def test_transfer_that_waits_for_the_server_can_be_cancelled(
     impatient, server, objects, file, monkeypatch
 ):
     when_half_is_sent(monkeypatch, server.freeze)
@@ -149,7 +149,7 @@ def test_a_transfer_that_waits_for_the_server_can_be_called_off(
     assert list(objects.list()) == []
 
 
-def test_small_things_say_at_once_that_the_server_is_away(server, objects):
+def test_small_requests_fail_at_once_while_the_server_is_away(server, objects):
     objects.put_bytes("a", b"1")
     server.kill()
     for use in (
@@ -187,7 +187,7 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-def test_a_large_file_takes_no_more_memory_than_a_few_parts(minio, bucket, tmp_path):
+def test_upload_of_a_large_file_uses_memory_for_a_few_parts(minio, bucket, tmp_path):
     size = 320 * 2**20
     with (tmp_path / "file").open("wb") as file:
         file.truncate(size)

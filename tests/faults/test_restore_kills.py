@@ -112,13 +112,13 @@ def kill_and_restore(
 
 
 @pytest.mark.parity(180)
-def test_f03_a_killed_script_is_restored_as_if_nothing_had_been(run: Run, tmp_path: Path) -> None:
+def test_f03_killed_script_is_restored_without_loss(run: Run, tmp_path: Path) -> None:
     options = {"storage": str(tmp_path), "trials": 4, "steps": 60, "save_every": 4, "cpus": 2}
     assert kill_and_restore(run, 4, random.Random(4), step_s=0.03, **options) >= 3
 
 
 @pytest.mark.parametrize("form", ["function", "class"])
-def test_f03_a_checkpoint_that_was_only_written_is_brought_to_the_store_at_the_restore(
+def test_f03_restore_uploads_a_checkpoint_that_was_only_written(
     run: Run, minio: ObjectServer, bucket: str, form: str
 ) -> None:
     options = {"storage": minio.address(bucket, "place"), "trials": 2, "steps": 60, "form": form}

@@ -133,7 +133,7 @@ def test_a_callback_that_raises_ends_the_script_and_leaves_nothing(start, kind):
     search.journal_gives_the_state()
 
 
-def test_an_exception_behind_a_search_leaves_nothing(start):
+def test_exception_after_a_search_leaves_nothing(start):
     search = start(steps=3, ending="raises_afterwards")
 
     assert search.ends() == 1, str(search)
@@ -179,7 +179,7 @@ def test_a_script_that_catches_ctrl_c_can_search_again(start, times):
 
 
 @pytest.mark.parametrize("sign", [None, signal.SIGINT, signal.SIGTERM])
-def test_the_scripts_own_handlers_are_back_after_a_search(start, sign):
+def test_signal_handlers_of_the_script_are_restored_after_a_search(start, sign):
     search = start(steps=3 if sign is None else ENDLESS, ending="with_handlers_of_its_own", cpus=2)
     if sign is not None:
         begun(search)
@@ -213,7 +213,7 @@ def test_ctrl_c_while_a_search_begins_leaves_nothing(start, delay_ms):
 
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_a_pipe_behind_the_script_ends_with_it(start, kind):
+def test_pipe_after_the_script_ends_with_it(start, kind):
     # `cat` ends when no process holds the pipe any more.
     search = start(shell='"$@" | cat', kind=kind, steps=ENDLESS, cpus=2)
     begun(search)

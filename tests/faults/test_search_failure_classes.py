@@ -63,7 +63,7 @@ def test_f02_a_trial_that_always_dies_ends_by_its_budget_with_each_death_named(s
     continued(search, 0)
 
 
-def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_finish(start):
+def test_f22_each_kind_of_failure_is_named_and_the_other_trials_finish(start):
     named = {
         "raises": ("user", "ValueError: the data are wrong"),
         "segfaults": ("died", "SIGSEGV"),
@@ -93,7 +93,7 @@ def test_f22_each_of_many_ways_to_fail_is_named_for_what_it_was_and_the_others_f
 
 
 @pytest.mark.parametrize("way", ["needs_a_bigger_gpu", "needs_a_bigger_gpu_in_old_words"])
-def test_f23_cuda_out_of_memory_is_not_tried_again(start, way):
+def test_f23_cuda_out_of_memory_is_not_retried(start, way):
     search = start(ways=[way, "continues"], failures={"max_failures": 5})
     results = results_of(search)
 
@@ -105,7 +105,7 @@ def test_f23_cuda_out_of_memory_is_not_tried_again(start, way):
     continued(search, 1)
 
 
-def test_f23_cuda_out_of_memory_is_tried_again_where_that_is_asked_for(start):
+def test_f23_cuda_out_of_memory_is_retried_when_asked_for(start):
     failures = {"max_failures": 1, "retry_cuda_memory": True}
     search = start(ways=["needs_a_bigger_gpu"], failures=failures)
 
@@ -127,9 +127,7 @@ def test_trials_beside_one_that_kills_its_forkserver_finish_where_no_loss_is_all
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_others_finish(
-    start, at
-):
+def test_f22_trial_that_keeps_killing_its_node_ends_as_poison_and_others_finish(start, at):
     ways = ["continues"] * 4
     ways[at] = "kills_its_node"
     search = start(ways=ways, at_step=1, cpus=4)
@@ -154,7 +152,7 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("losses", "poison"), [(0, 7), (2, 4)])
-def test_f22_each_of_many_trials_that_kill_their_node_ends_by_its_budget_on_a_farm_of_the_script(
+def test_f22_each_of_many_node_killers_on_an_embedded_farm_ends_by_its_budget(
     start, losses, poison
 ):
     # One slot: one after the other, more often in a row than a node may die for no reason.
@@ -168,7 +166,7 @@ def test_f22_each_of_many_trials_that_kill_their_node_ends_by_its_budget_on_a_fa
     continued(search, poison)
 
 
-def test_f22_a_node_on_which_every_trial_dies_is_rested_and_the_search_ends_all_the_same(start):
+def test_f22_node_on_which_every_trial_dies_is_set_aside_and_the_search_ends(start):
     search = start(ways=["segfaults"] * 12, at_step=1, cpus=4)
     results = results_of(search)
 

@@ -38,7 +38,7 @@ def seconds_to_stop(search: RunningSearch, number: int, pid: int) -> float:
 
 
 @pytest.mark.parity(74)
-def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
+def test_step_that_holds_the_gil_delays_neither_its_node_nor_stopping(start):
     search = start(kind="first_holds_the_gil", trials=3, steps=10_000, stop_grace_s=GRACE_S, cpus=3)
     holder = search.wait_for_step(0, step=3)
     began = time.monotonic()
@@ -63,7 +63,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
     search.leaves_nothing()
 
 
-def test_a_trial_that_ignores_every_request_is_killed_when_its_time_is_over(start):
+def test_trial_that_ignores_every_request_is_killed_after_its_grace_period(start):
     search = start(kind="stubborn", trials=2, steps=10_000, stop_grace_s=0.3, cpus=2)
     pids = [search.wait_for_step(number, step=2) for number in (0, 1)]
 

@@ -38,7 +38,7 @@ def once_each(steps: int) -> list[int]:
 
 @pytest.mark.parity(70, 71)
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_f02_a_killed_trial_continues_from_its_last_checkpoint_and_no_other_notices(start, kind):
+def test_f02_killed_trial_continues_from_its_last_checkpoint_alone(start, kind):
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1, gate=7)
     killed = search.wait_for_step(1, step=8)
     search.wait_for(m.ResultReported, trial=search.trial(1), step=7)
@@ -110,7 +110,7 @@ def test_trial_whose_forkserver_is_killed_continues_although_no_failure_is_allow
     search.leaves_nothing()
 
 
-def test_twenty_deaths_are_journalled_and_made_good_soon(start, record_property):
+def test_twenty_deaths_are_journalled_and_recovered_from_soon(start, record_property):
     # Neither trial can finish, however long this takes.
     search = start(trials=2, steps=10_000, step_s=0.03, save_every=1, max_failures=-1, cpus=2)
     trial = search.trial(0)

@@ -47,7 +47,7 @@ def all_is_recorded(search: RunningSearch, trials: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_nothing_of_a_killed_node_runs_on_and_the_search_continues_with_a_new_one(start, kind):
+def test_killed_node_leaves_no_process_and_the_search_continues_with_a_new_one(start, kind):
     search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2, gate=6)
     for number in range(2):
         search.wait_for_step(number, step=7)
@@ -77,7 +77,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_continues_with_a_new_on
     search.leaves_nothing()
 
 
-def test_no_trial_notices_that_the_consumer_is_killed_ten_times_and_commands_come_soon(start):
+def test_consumer_killed_ten_times_disturbs_no_trial_and_commands_arrive_soon(start):
     search = start(trials=2, steps=60, step_s=0.02, lock_step=True, gate=2)
     trial = search.trial(0)
     heard_after = []
@@ -106,7 +106,7 @@ def test_no_trial_notices_that_the_consumer_is_killed_ten_times_and_commands_com
 
 
 @pytest.mark.parametrize("lock_step", [False, True])
-def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
+def test_search_survives_a_killed_redis_and_loses_no_result(start, lock_step):
     search = start(trials=3, steps=30, step_s=0.04, lock_step=lock_step, cpus=2, gate=5)
     for n in range(REDISES):
         search.wait_for_step(1, step=4 + 8 * n)
@@ -123,7 +123,7 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
 
 
 @pytest.mark.parametrize("kind", ["plain", "process_tree"])
-def test_without_its_watchdog_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
+def test_search_without_its_watchdog_ends_with_an_error_and_leaves_nothing(start, kind):
     search = start(kind=kind, trials=2, steps=600, cpus=2)
     for number in (0, 1):  # unread output is lost when Redis ends with the watchdog
         search.wait_for(m.ResultReported, trial=search.trial(number), step=2)

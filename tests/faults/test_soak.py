@@ -12,7 +12,7 @@ from tests.soak.__main__ import soak
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.timeout(400)]
 
 
-def test_a_farm_whose_parts_die_twenty_times_comes_to_the_same_end(tmp_path, record_property):
+def test_farm_whose_parts_die_twenty_times_gets_the_same_results(tmp_path, record_property):
     # `make soak` measures the time; here a busy machine may be slow.
     with mock.patch.dict(os.environ):  # its checks go to its store, and no later test does
         told = soak(tmp_path, kills=20, seed=20, every_s=1.5, longest_s=3.0, patience=4.0)

@@ -57,7 +57,7 @@ def check(search: RunningSearch, last: int = LAST) -> None:
     ],
 )
 @pytest.mark.parametrize("max_failures", [0, -1])
-def test_f02_a_trial_killed_while_it_cleans_up_ends_with_its_last_result(
+def test_f02_trial_killed_during_cleanup_ends_with_its_last_result(
     run: Run, form: str, way: str, stop: str, max_failures: int
 ) -> None:
     search = run(form=form, way=way, stop=stop, max_failures=max_failures)
@@ -71,7 +71,7 @@ def test_f02_a_trial_killed_while_it_cleans_up_ends_with_its_last_result(
 
 
 @pytest.mark.parametrize(("last", "expected"), [(8, 8), (12, 12)])
-def test_f03_a_script_killed_while_trials_clean_up_is_restored_to_their_last_result(
+def test_f03_script_killed_during_trial_cleanup_is_restored_to_the_last_result(
     run: Run, last: int, expected: int
 ) -> None:
     """If the restored search has other stop criteria, its trials continue until these apply."""

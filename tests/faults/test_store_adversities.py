@@ -17,7 +17,7 @@ __all__ = ["own_bucket", "server", "start"]
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
-def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkpoint(
+def test_bucket_that_is_removed_and_restored_loses_no_trial_and_no_checkpoint(
     start, server, own_bucket
 ):
     search = start(trials=2, steps=24, step_s=0.05, kept=None, gate=7)
@@ -39,7 +39,7 @@ def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkp
 
 
 @pytest.mark.soak
-def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
+def test_node_stopped_for_longer_than_its_lease_harms_no_checkpoint(start):
     search = start(trials=2, steps=30, step_s=0.25, kept=1)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1)
     (node,) = search.processes(NODE)
@@ -51,9 +51,7 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
     search.is_whole()
 
 
-def test_of_two_searches_that_got_the_same_place_at_once_one_has_it_and_the_other_is_named(
-    start, server, own_bucket
-):
+def test_second_of_two_searches_at_the_same_store_address_is_refused(start, server, own_bucket):
     # As on two machines: each has a results folder, and neither sees the other's search yet.
     both = [start(trials=2, steps=18, gate=6)]
     both.append(start(trials=2, steps=18, same_place=both[0], gate=6))

@@ -104,7 +104,7 @@ def test_f20_with_every_checkpoint_in_the_store_damaged_the_trial_ends_in_error(
     assert max(executed(search.folder / "executed").popitem()[1]) == 20
 
 
-def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
+def test_f20_damaged_cache_of_a_node_is_repaired_from_the_store(start) -> None:
     search = start(trials=1, steps=30, save_every=5, step_s=0.05, kept=3, gate=12)
     trial = search.trial(0)
     newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2).event

@@ -29,7 +29,7 @@ def left_with_an_upload(start: Start, server: ObjectServer) -> ChainSearch:
     return search
 
 
-def test_f21_a_search_whose_last_checkpoint_cannot_be_sent_waits_and_says_for_what(start, server):
+def test_f21_search_whose_last_checkpoint_cannot_be_uploaded_waits_with_a_notice(start, server):
     search = left_with_an_upload(start, server)
     assert search.process.poll() is None, str(search)
     server.thaw()
@@ -38,7 +38,7 @@ def test_f21_a_search_whose_last_checkpoint_cannot_be_sent_waits_and_says_for_wh
     assert not (search.folder / "search" / ".cache").exists()
 
 
-def test_f21_whoever_does_not_want_to_wait_for_uploads_is_told_where_they_are(start, server):
+def test_f21_ctrl_c_while_uploads_are_waited_for_names_their_folder(start, server):
     search = left_with_an_upload(start, server)
     search.process.send_signal(signal.SIGINT)
     assert search.ends() != 0

@@ -40,7 +40,7 @@ def check(search: ChainSearch, most_repeated: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["function", "class"])
-def test_a_killed_host_repeats_at_most_one_interval(start: Start, form: str) -> None:
+def test_killed_trial_process_repeats_at_most_one_interval(start: Start, form: str) -> None:
     chance = random.Random(form)
     search = start(trials=3, steps=60, save_every=4, form=form, gate=40)
     assert kill_trials(search, 4, chance) == 4, str(search)
@@ -62,7 +62,9 @@ def test_a_killed_node_repeats_at_most_three_intervals(start: Start) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("round_", range(10))
-def test_fifty_killed_hosts_and_fifty_killed_nodes(start: Start, round_: int) -> None:
+def test_fifty_killed_trial_processes_and_nodes_lose_no_checkpoint(
+    start: Start, round_: int
+) -> None:
     chance = random.Random(round_)
     form = chance.choice(["function", "class"])
     search = start(trials=3, steps=150, save_every=5, form=form, step_s=0.02)

@@ -52,16 +52,16 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
 
 @pytest.mark.parity(97, 106, 114)
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_f21_trials_wait_for_the_store_and_everything_is_committed_afterwards(start, server, how):
+def test_f21_trials_wait_for_the_store_and_commit_everything_afterwards(start, server, how):
     outage(start, server, 4.0, server.kill if how == "killed" else server.freeze)
 
 
 @pytest.mark.soak
-def test_f21_a_minute_without_the_store(start, server):
+def test_f21_store_outage_of_a_minute_loses_no_checkpoint(start, server):
     outage(start, server, 60.0, server.stop)
 
 
-def test_f21_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, server):
+def test_f21_store_that_stays_away_ends_trials_with_an_error(start, server):
     search = start(trials=1, steps=600, step_s=0.02, max_storage_failures=0, sync_timeout=3.0)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0))
     server.kill()

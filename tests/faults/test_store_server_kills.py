@@ -49,7 +49,7 @@ def make_file(path: Path, size: int) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, objects, tmp_path):
+def test_f19_server_killed_at_any_moment_has_complete_objects_only(server, objects, tmp_path):
     chance = random.Random(7)
     sha256 = make_file(tmp_path / "file", LARGE)
     is_over = threading.Event()
@@ -90,9 +90,7 @@ def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, obj
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
-def test_f21_a_server_that_is_away_for_a_while_gets_the_rest_of_a_file_later(
-    server, objects, tmp_path, monkeypatch
-):
+def test_f21_upload_continues_after_a_server_outage(server, objects, tmp_path, monkeypatch):
     sha256 = make_file(tmp_path / "file", LARGE)
     troubles: list[str] = []
     one_at_a_time = threading.Lock()
@@ -126,7 +124,7 @@ def test_f21_a_server_that_is_away_for_a_while_gets_the_rest_of_a_file_later(
     assert server.incomplete() == []
 
 
-def test_f10_a_silent_server_is_told_and_what_it_does_later_is_used(server, tmp_path, monkeypatch):
+def test_f10_silent_server_is_reported_and_its_late_answer_is_used(server, tmp_path, monkeypatch):
     # A resumed server has to answer within this time on a busy machine, too.
     monkeypatch.setattr(remote_objects, "READ_S", 4.0)
     sha256 = make_file(tmp_path / "file", LARGE)

@@ -87,7 +87,7 @@ def raised_unless_gone(error: OSError) -> None:
         raise error
 
 
-def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_root_may_read(
+def test_trials_of_another_user_save_and_restore_without_files_only_root_may_read(
     farm, minio, bucket
 ):
     search = Search(

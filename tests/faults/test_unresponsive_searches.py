@@ -66,7 +66,7 @@ def _settings(text: str) -> pytest.MarkDecorator:
 
 
 @_settings("preempt_grace_s = 1\nunresponsive_after_s = 4")
-def test_search_whose_callback_hangs_gives_way_and_fails_after_three_times(farm: FarmService):
+def test_search_whose_callback_hangs_is_preempted_and_fails_after_three_times(farm: FarmService):
     farm.submit(Search(name="hangs", trials=1, steps=500, code=HANGS, run="callbacks=[Hangs()],"))
     farm.wait_for_steps("hangs", 1, 3)
     for number in range(3):
@@ -82,7 +82,7 @@ def test_search_whose_callback_hangs_gives_way_and_fails_after_three_times(farm:
 
 
 @_settings("unresponsive_after_s = 4")
-def test_search_whose_callback_hangs_fails_although_nobody_waits_for_its_slots(farm: FarmService):
+def test_search_whose_callback_hangs_fails_even_with_free_slots(farm: FarmService):
     farm.submit(Search(name="hangs", trials=1, steps=500, code=HANGS, run="callbacks=[Hangs()],"))
     hangs = farm.wait_for("hangs", "FAILED")
     assert "its own code did not return for 4 s, 3 times" in hangs.reason
@@ -113,9 +113,7 @@ def test_search_whose_callback_hangs_says_what_to_do_and_stops_when_asked_to(far
     ids=["a thread", "an exit handler"],
 )
 @_settings("max_running = 1\nunresponsive_after_s = 4")
-def test_search_that_is_over_ends_although_its_process_does_not(
-    farm: FarmService, code: str, named: str
-):
+def test_finished_search_ends_although_its_process_hangs(farm: FarmService, code: str, named: str):
     farm.submit(Search(name="stays", trials=1, code=code))
     farm.submit(Search(name="next", trials=1))
     stays = farm.wait_for("stays", "FINISHED")
@@ -126,7 +124,7 @@ def test_search_that_is_over_ends_although_its_process_does_not(
 
 
 @_settings("max_running = 1\nunresponsive_after_s = 6")
-def test_search_whose_script_does_not_return_fails_and_says_so_to_those_that_wait(
+def test_search_whose_script_does_not_return_fails_and_notifies_waiting_clients(
     farm: FarmService,
 ):
     farm.submit(Search(name="hangs", trials=1, code=HANGS_AT_ONCE))
@@ -143,7 +141,7 @@ def test_search_whose_script_does_not_return_fails_and_says_so_to_those_that_wai
 
 
 @_settings("unresponsive_after_s = 30")
-def test_search_that_hangs_stops_although_the_scheduler_is_started_again_meanwhile(
+def test_hanging_search_stops_despite_a_scheduler_restart(
     farm: FarmService,
 ):
     farm.submit(Search(name="hangs", trials=1, code=HANGS_AT_ONCE))
