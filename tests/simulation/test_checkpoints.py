@@ -107,7 +107,7 @@ def ran_to_the_end(trial: TrialSummary) -> bool:
 @pytest.mark.parametrize("deaths", [0.0, 0.7])
 @pytest.mark.parametrize("uploads", [UploadSettings(), SLOW, BAD], ids=["local", "slow", "bad"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_search_comes_to_its_end_with_what_it_keeps_in_the_store(
+def test_every_search_ends_with_its_kept_checkpoints_in_the_store(
     name: str, uploads: UploadSettings, deaths: float
 ) -> None:
     for seed in range(SEEDS):
@@ -137,7 +137,7 @@ def test_the_journal_replayed_in_lock_step_keeps_the_same_checkpoints(name: str)
 
 
 @pytest.mark.parity(119)
-def test_who_ran_in_a_search_that_is_read_back_waits_once_its_nodes_are_known_to_be_lost() -> None:
+def test_trial_of_a_restored_search_waits_once_its_node_is_lost() -> None:
     for seed in range(SEEDS):
         run = search("pausing", seed, BAD, deaths=0.5)
         journal_records = run.journal.journal_records
@@ -152,7 +152,7 @@ def test_who_ran_in_a_search_that_is_read_back_waits_once_its_nodes_are_known_to
             assert {trial.trial_id for trial in runner.waiting()} == waiting
 
 
-def test_a_simulation_of_bad_stores_has_seen_everything() -> None:
+def test_simulated_store_failures_cover_every_event() -> None:
     seen: set[type[m.Event]] = set()
     shared = 0
     for seed in range(SEEDS):
@@ -186,7 +186,7 @@ def test_each_result_of_a_paused_trial_is_recorded_once_and_in_its_order() -> No
 
 
 @pytest.mark.parametrize("uploads", [UploadSettings(), SLOW], ids=["local", "slow"])
-def test_the_best_of_the_experiment_are_left_in_the_end(uploads: UploadSettings) -> None:
+def test_best_checkpoints_of_the_experiment_remain_at_its_end(uploads: UploadSettings) -> None:
     for seed in range(SEEDS):
         everything = search("fifo", seed, uploads)
         committed = {
@@ -202,7 +202,7 @@ def test_the_best_of_the_experiment_are_left_in_the_end(uploads: UploadSettings)
         assert kept == set(ranked[:5])
 
 
-def test_the_quota_holds_but_for_what_must_not_go() -> None:
+def test_quota_is_exceeded_only_by_checkpoints_that_must_stay() -> None:
     for seed in range(SEEDS):
         run = search("pausing", seed, SLOW, max_bytes=6)
         assert len(check_store(run).manifests) == 6

@@ -28,7 +28,7 @@ def noticed(scenario: str, seeds: int = 12) -> str:
     return ""
 
 
-def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_check_of_attempts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     review = RunnerState.review
 
     def careless(self: RunnerState, result: Any) -> ResultReview:
@@ -45,7 +45,7 @@ def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "I4" in noticed("f08_cut_off")
 
 
-def test_when_nodes_forget_what_is_not_journalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_forgets_unjournalled_events_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledge = FaultyTrialExecutor.acknowledge
 
     def hasty(self: Any, acknowledged: dict[str, int]) -> None:
@@ -55,12 +55,14 @@ def test_when_nodes_forget_what_is_not_journalled(monkeypatch: pytest.MonkeyPatc
     assert "I2" in noticed("f06_wipes")
 
 
-def test_when_orders_that_were_lost_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_that_does_not_resend_lost_orders_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(DesiredState, "is_confirmed", property(lambda _self: True))
     assert "I6" in noticed("f13_late_and_lost")
 
 
-def test_when_nodes_do_not_notice_that_the_wire_is_a_new_one(
+def test_node_that_ignores_a_new_generation_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def in_secret(self: SimulatedFarm) -> None:
@@ -72,7 +74,7 @@ def test_when_nodes_do_not_notice_that_the_wire_is_a_new_one(
     assert "is missing before it" in noticed("f06_wipes")
 
 
-def test_when_what_arrives_twice_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_taken_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(self: ExperimentLoop, batch: Any) -> int:
         self._take(batch)
         return 0
@@ -81,7 +83,7 @@ def test_when_what_arrives_twice_is_taken_twice(monkeypatch: pytest.MonkeyPatch)
     assert "I2" in noticed("f12_doubled")
 
 
-def test_when_a_node_that_returns_hears_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_node_without_its_assignments_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(runner: TrialRunner, event: Any) -> None:
         node_events.returned(runner, event)
         runner.commands = []
@@ -90,7 +92,7 @@ def test_when_a_node_that_returns_hears_nothing_again(monkeypatch: pytest.Monkey
     assert "nothing said how it ended" in noticed("f08_cut_off")
 
 
-def test_when_a_scheduler_acts_before_its_journal_is_written(
+def test_scheduler_that_acts_before_its_journal_is_written_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def eager(self: ExperimentLoop) -> None:
@@ -110,7 +112,7 @@ def test_when_a_scheduler_acts_before_its_journal_is_written(
     assert "I7" in noticed("f03_schedulers_die", seeds=24)
 
 
-def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
+def test_slot_reused_before_its_trial_process_is_gone_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = TrialRunner.end
@@ -123,7 +125,7 @@ def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
     assert "I5" in noticed("undisturbed")
 
 
-def test_when_a_trial_that_had_its_last_result_is_tried_again(
+def test_retry_of_a_trial_with_its_last_result_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Trial, "is_complete", False)

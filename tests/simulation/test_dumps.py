@@ -80,7 +80,7 @@ def test_a_state_read_again_orders_the_same() -> None:
             assert again.handle(entry.event, entry.answers) == ours, (seed, place)
 
 
-def test_summaries_that_changed_and_a_dump_are_all_that_need_be_kept() -> None:
+def test_changed_summaries_and_a_dump_restore_the_state() -> None:
     for seed in range(SEEDS):
         search, journal_records = entries_of(asha, seed, "in_experiment")
         runner, history = TrialRunner(search.settings), {}
@@ -95,7 +95,7 @@ def test_summaries_that_changed_and_a_dump_are_all_that_need_be_kept() -> None:
         assert comparable(runner) == comparable(search.replayed())
 
 
-def test_a_dump_costs_what_is_alive() -> None:
+def test_dump_costs_as_much_as_the_live_trials() -> None:
     sizes = []
     for trials in (10, 200):
         simulation = SimulationSettings(nodes=2, seed=1)
@@ -107,7 +107,7 @@ def test_a_dump_costs_what_is_alive() -> None:
 
 @pytest.mark.parity(119)
 @pytest.mark.parametrize("errored", ["", "resume", "restart"])
-def test_a_cold_restart_at_any_entry_leaves_a_state_that_holds_together(errored: str) -> None:
+def test_cold_restart_at_any_entry_leaves_a_consistent_state(errored: str) -> None:
     for seed in range(SEEDS):
         search, journal_records = entries_of(asha, seed, "in_experiment")
         for at in random.Random(seed).sample(range(len(journal_records)), 10):

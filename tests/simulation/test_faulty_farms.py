@@ -32,19 +32,19 @@ def seen(found: list[FaultySearch]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("scenario", "seed"), kept_seeds())
-def test_a_seed_that_once_failed_does_not_any_more(scenario: str, seed: int) -> None:
+def test_seeds_that_once_failed_pass(scenario: str, seed: int) -> None:
     check(scenario, seed)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_everything_goes_wrong_at_once_and_every_invariant_holds_after_each_event(
+def test_all_faults_at_once_keep_every_invariant_after_each_event(
     part: int,
 ) -> None:
     for seed in range(part, ALL_SEEDS, PARTS):
         assert check("everything", seed).events >= 300
 
 
-def test_an_undisturbed_search_comes_to_what_is_expected_of_all_others() -> None:
+def test_undisturbed_search_has_the_expected_results() -> None:
     for search in searches("undisturbed"):
         assert search.lives == 1
         assert search.results() == search.expected() or not search.is_exact
@@ -54,11 +54,11 @@ def test_f01_f11_nodes_die_and_their_trials_continue_elsewhere() -> None:
     assert seen(searches("f01_nodes_die"))["NodeLost"] > SEEDS
 
 
-def test_f02_hosts_die_and_their_trials_are_tried_again() -> None:
+def test_f02_trials_whose_processes_die_are_retried() -> None:
     assert seen(searches("f02_trial_processes_die"))["TrialProcessDied"] > 5 * SEEDS
 
 
-def test_f02_a_trial_that_dies_behind_its_last_result_reports_nothing_further() -> None:
+def test_f02_trial_that_dies_after_its_last_result_reports_nothing_further() -> None:
     assert seen(searches("f02_trial_processes_die_at_the_end"))["TrialProcessDied"] > 5 * SEEDS
 
 
@@ -74,22 +74,22 @@ def test_f03_schedulers_die_anywhere_in_a_turn_and_no_trial_is_started_again() -
         )
 
 
-def test_f04_schedulers_and_nodes_lose_their_power_and_the_journal_is_enough() -> None:
+def test_f04_power_loss_of_schedulers_and_nodes_is_recovered_from_the_journal() -> None:
     assert sum(search.lives for search in searches("f04_power_cuts")) > 2 * SEEDS
 
 
-def test_f06_the_wire_is_wiped_and_nothing_is_missing() -> None:
+def test_f06_wiped_redis_loses_no_result() -> None:
     assert all(search.farm.generation for search in searches("f06_wipes"))
 
 
-def test_f08_f11_nodes_are_cut_off_and_continue_with_what_nobody_took_over() -> None:
+def test_f08_f11_nodes_that_were_cut_off_continue_trials_not_taken_over() -> None:
     found = searches("f08_cut_off")
     counted = seen(found)
     assert counted["NodeReturned"] > SEEDS
     assert sum(search._runner.stale for search in found) > 0
 
 
-def test_f11_zombies_of_trials_that_were_begun_anew_change_nothing() -> None:
+def test_f11_zombies_of_restarted_trials_change_nothing() -> None:
     found = [check("f11_zombies_of_a_lineage", seed) for seed in range(144, 168)]
     assert seen(found)["NodeReturned"] > len(found)
     assert any(
@@ -99,15 +99,15 @@ def test_f11_zombies_of_trials_that_were_begun_anew_change_nothing() -> None:
     )
 
 
-def test_f12_whatever_arrives_twice_counts_once() -> None:
+def test_f12_event_that_arrives_twice_counts_once() -> None:
     assert seen(searches("f12_doubled"))["ResultReported"] > 100
 
 
-def test_f13_whatever_is_late_lost_or_overtaken_is_recorded_in_its_order() -> None:
+def test_f13_late_lost_or_overtaken_events_are_recorded_in_order() -> None:
     assert seen(searches("f13_late_and_lost"))["ResultReported"] > 100
 
 
-def test_f14_results_behind_a_trials_end_are_dropped_and_its_slot_comes_free_once() -> None:
+def test_f14_results_after_the_end_of_a_trial_are_dropped_and_its_slot_is_freed_once() -> None:
     found = searches("f14_behind_the_end")
     assert seen(found)["StopRequested"] > SEEDS
     behind = 0
@@ -125,7 +125,7 @@ def test_f15_wrong_clocks_change_no_result_and_no_decision() -> None:
     assert len(searches("f15_clocks")) == SEEDS
 
 
-def test_f22_trials_that_fail_too_often_end_and_continue_if_that_is_wanted() -> None:
+def test_f22_trials_that_fail_too_often_end_and_continue_if_asked_for() -> None:
     found = searches("f22_poison")
     assert any(search._runner.counts["ERROR"] for search in found)
     assert any(
@@ -135,14 +135,14 @@ def test_f22_trials_that_fail_too_often_end_and_continue_if_that_is_wanted() -> 
     )
 
 
-def test_f23_on_devices_that_are_withheld_nothing_begins_and_what_is_there_continues() -> None:
+def test_f23_withheld_devices_get_no_new_trial_and_keep_running_ones() -> None:
     found = searches("f23_bad_devices")
     assert seen(found)["DevicesWithheld"] > 5 * SEEDS
     placements = [search._runner.placement for search in found]
     assert all(placement.free == placement.total for placement in placements)
 
 
-def test_a_failing_seed_is_told_with_the_command_that_runs_it_alone(
+def test_failing_seed_is_reported_with_the_command_that_reruns_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(seed: int) -> FaultySearch:
@@ -161,7 +161,7 @@ class _Empty:
         return False
 
 
-def test_the_simulation_has_seen_every_event_that_there_is() -> None:
+def test_simulation_covers_every_event_type() -> None:
     found = [check("everything", seed) for seed in range(30)]
     found += searches("f22_poison") + searches("f23_bad_devices")
     expected = {kind.__name__ for kind in m.Event.__args__}

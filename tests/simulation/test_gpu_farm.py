@@ -318,7 +318,7 @@ class GpuFarm(Story):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_f23_whatever_becomes_of_32_devices_none_is_used_beyond_what_it_has_and_all_trials_end(
+def test_f23_simulated_farm_of_32_devices_oversubscribes_none_and_ends_all_trials(
     seed: int,
 ) -> None:
     farm = GpuFarm(seed)

@@ -52,7 +52,7 @@ def calls_of(what: Callable[[], Any]) -> int:
     return count
 
 
-def test_a_high_priority_has_room_made_in_the_same_turn() -> None:
+def test_high_priority_search_preempts_in_the_same_turn() -> None:
     allocator = a_full_farm()
     allocator.advance(2.0)
     allocator.experiment_added("urgent", "eve", 100, WAITING)
@@ -65,7 +65,7 @@ def test_a_high_priority_has_room_made_in_the_same_turn() -> None:
     assert (name, offer.resources["gpu"]) == ("urgent", 2.0)
 
 
-def test_a_high_priority_gets_what_is_free_in_the_same_turn() -> None:
+def test_high_priority_search_gets_free_slots_in_the_same_turn() -> None:
     allocator = a_full_farm()
     allocator.node_joined(node("two", 2, 8.0))
     allocator.experiment_added("urgent", "eve", 100, WAITING)

@@ -62,7 +62,7 @@ def test_f01_after_a_mass_loss_a_turn_costs_what_it_places(is_dead: bool) -> Non
         assert many < 1.3 * few + 20
 
 
-def test_f22_those_that_may_be_poison_cost_no_turn_more_than_there_are_nodes() -> None:
+def test_f22_suspect_trials_cost_a_turn_no_more_than_the_number_of_nodes() -> None:
     costs: list[tuple[int, int]] = []
     for trials in (FEW, MANY):
         loop = started(trials, NODES)
@@ -83,7 +83,7 @@ def test_f22_those_that_may_be_poison_cost_no_turn_more_than_there_are_nodes() -
         assert many < 1.3 * few + 20
 
 
-def test_what_waits_before_its_next_try_costs_no_turn_anything() -> None:
+def test_trials_that_wait_for_their_retry_cost_a_turn_nothing() -> None:
     costs: list[tuple[int, int]] = []
     for trials in (FEW, MANY):
         loop = started(trials, NODES)

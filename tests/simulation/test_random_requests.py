@@ -165,7 +165,7 @@ class Books:
 @pytest.mark.parity(53, 60)
 @settings(max_examples=FARMS, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_whatever_fits_is_placed_and_nothing_is_oversubscribed(data: st.DataObject) -> None:
+def test_requests_that_fit_are_placed_and_nothing_is_oversubscribed(data: st.DataObject) -> None:
     farm = {
         f"n{place}": one
         for place, one in enumerate(data.draw(st.lists(machines(), min_size=1, max_size=8)))
@@ -223,7 +223,7 @@ class Farm(Story):
 
 @settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_who_asks_for_much_starts_though_there_is_no_end_of_small_ones(data: st.DataObject) -> None:
+def test_large_request_starts_among_an_endless_stream_of_small_ones(data: st.DataObject) -> None:
     farm = {
         f"n{place}": one
         for place, one in enumerate(data.draw(st.lists(machines(), min_size=1, max_size=4)))

@@ -71,6 +71,6 @@ def walk(seed: int) -> None:
         farm.scratch.cleanup()
 
 
-def test_nothing_that_is_kept_lacks_anything_on_long_walks() -> None:
+def test_kept_checkpoints_lack_no_file_on_long_random_walks() -> None:
     for seed in range(15):
         walk(seed)

@@ -195,7 +195,7 @@ def told(search: Mixed, cut: int, snapshot: int | None) -> Asked | None:
 @pytest.mark.parity(172, 173, 180)
 @pytest.mark.parametrize("with_snapshot", [False, True])
 @pytest.mark.parametrize("mix", MIXES, ids="-".join)
-def test_what_is_suggested_and_decided_after_a_restart_is_what_would_have_been(
+def test_restart_changes_no_suggestion_and_no_decision(
     mix: tuple[str, str, str], with_snapshot: bool
 ) -> None:
     suggestions = decisions = taken = 0
@@ -222,7 +222,7 @@ def test_what_is_suggested_and_decided_after_a_restart_is_what_would_have_been(
     assert decisions >= 20 or mix[1:] == ("fifo", "none")
 
 
-def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal() -> None:
+def test_result_decided_differently_on_replay_keeps_the_journalled_decision() -> None:
     search = Mixed(("random", "asha", "none"), 1)
     search.run()
     stopped = {

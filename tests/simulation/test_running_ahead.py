@@ -67,7 +67,7 @@ def test_without_latency_running_ahead_and_lock_step_are_the_same_run(name: str)
         compare(ahead.outcome(), lock_step.outcome())
 
 
-def test_dying_nodes_change_nothing_about_exactness() -> None:
+def test_dying_nodes_keep_results_exact() -> None:
     for seed in range(FEWER):
         run = search(asha, seed, 0.1, deaths=0.5)
         compare(run.outcome(), run.outcome_in_lock_step())

@@ -74,7 +74,7 @@ class Unwalked(dict):
 
 
 @pytest.mark.parametrize("limits", [{}, {"in_experiment": 100, "max_bytes": 90}])
-def test_nothing_walks_through_the_finished_trials(limits: dict[str, int]) -> None:
+def test_no_event_iterates_over_the_finished_trials(limits: dict[str, int]) -> None:
     run = search(trials=400, nodes=20, deaths=0.2, **limits)
     run.runner.finished = Unwalked()
     most = 0

@@ -142,7 +142,7 @@ def test_each_owner_has_its_share_of_every_six_hours_in_which_it_waits(seed: int
     assert 0 < sum(farm.preempted.values()) < 0.5 * 16 * 30
 
 
-def test_trials_of_minutes_change_hands_by_themselves() -> None:
+def test_short_trials_move_between_owners_without_preemption() -> None:
     shares = {"ada": 1.0, "bob": 2.0}
     days = a_farm(7, shares, nodes=2, gpus=4)
     days.farm.submit(SharingExperiment("a", "ada", trials(7, (1.0,), 60.0, 240.0)))
