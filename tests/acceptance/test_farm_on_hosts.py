@@ -51,7 +51,7 @@ import tempfile
 
 
 def train(config):
-    import work  # beside the script; nobody has imported it before
+    import work  # beside the script; not imported before
     work.run({**config, "payload": 64, "save_every": 5, "step_s": 0.02})
 """
 

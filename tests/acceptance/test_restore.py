@@ -115,7 +115,7 @@ def test_a_finished_experiment_continues_with_more_samples(searched):
 
     assert told(grid) == told(undisturbed)
     assert len(searched.executed()) == 8, "nothing is done twice"
-    assert told(searched.restore()) == told(grid), "what was given at a restore counts from then on"
+    assert told(searched.restore()) == told(grid), "settings given at a restore apply from then on"
 
 
 def test_restore_with_a_smaller_stop_leaves_ended_trials_as_they_are(searched):
@@ -401,7 +401,7 @@ def test_restore_keeps_callbacks_and_algorithms_of_the_first_run(searched):
     assert {one.status for one in grid} == {"TERMINATED"}
     steps = [int(line) for line in notes.read_text(encoding="ascii").split()]
     recorded = [step for one in grid for step in steps_of(one)]
-    assert sorted(steps) == sorted(recorded), "each result was told once"
+    assert sorted(steps) == sorted(recorded), "each result was reported once"
     seen = notes.with_suffix(".seen").read_text(encoding="ascii")
     assert int(seen) == len(recorded), "the second run's callback knows what the first one's knew"
 

@@ -74,7 +74,7 @@ def test_s05_search_over_tls_needs_no_rights_beyond_each_role(redis: SecuredRedi
         farm.start_scheduler()
         farm.open_gate("first", 20)
         farm.wait_for_steps("first", 2, 10)
-        redis.client.flushall()  # all begin anew
+        redis.client.flushall()  # all processes start again
         farm.open_gate("first", 30)
         farm.wait_for("first", "FINISHED")
         farm.check_results("first")

@@ -99,7 +99,7 @@ def nothing_is_left(folder: Path) -> None:
 # --- found before anything starts -----------------------------------------------------------------
 
 WRONG = {
-    "a server that nobody runs": (
+    "a server that does not run": (
         "s3://{bucket}/x?endpoint=http://127.0.0.1:1",
         {},
         ["s3://{bucket}/x at http://127.0.0.1:1", "cannot be reached", "check that it runs"],
@@ -300,6 +300,6 @@ def test_removed_bucket_is_reported_and_ends_the_trial_after_sync_timeout(start,
     eventually(is_given_up, within=9 * SYNC_S, message=lambda: str(search))
     ends_in_an_error(search, "there is no bucket 'shelf'", SYNC_S)
     # The store is back: committed checkpoints are there and complete.
-    shutil.rmtree(server.data / "shelf", ignore_errors=True)  # made anew once more, see above
+    shutil.rmtree(server.data / "shelf", ignore_errors=True)  # it was created again, see above
     (server.folder / "removed").rename(server.data / "shelf")
     search.is_restorable()

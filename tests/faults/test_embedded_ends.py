@@ -29,7 +29,7 @@ import os, signal, subprocess, sys, threading, time
 from tunemq_scheduler.embedded import warm_farms as warm
 from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
 
-# Like a node: hosts with sessions of their own, some of them stubborn, some of them orphans.
+# Like a node: trial processes in separate sessions, some stubborn, some orphans.
 NODE = "trap '' TERM HUP INT; setsid sleep 600 & (setsid setsid sleep 600 &); wait"
 warm.EmbeddedFarm = lambda cpus, **_: EmbeddedFarm(
     1, make_node_command=lambda *_: ["/bin/sh", "-c", NODE]

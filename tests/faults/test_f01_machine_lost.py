@@ -39,7 +39,7 @@ def test_f01_trial_of_a_lost_machine_continues_elsewhere_when_its_lease_expires(
     run.ends_well()
 
     (lost,) = run.all_of(m.NodeLost)
-    assert not lost.is_dead, "nobody can know"
+    assert not lost.is_dead, "the scheduler cannot know"
     assert run.all_of(m.NodeReturned) == []
     # The journal recorded the checkpoint of step 50 before step 60.
     assert run.repeated()[0] <= 4 * SAVE_EVERY

@@ -84,7 +84,7 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(farm, sto
     farm.wait_for("search", "FINISHED", within=150)
     farm.check_results("search")
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
-    if release == "store":  # what was not copied was still with the workers
+    if release == "store":  # the workers still had the turns that were not copied
         assert repeated == [0] * 6, farm
 
 

@@ -64,7 +64,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
     run.ends_well()
 
     assert len(run.all_of(m.NodeLost)) == len(run.all_of(m.NodeReturned)) == 1
-    assert run.repeated() == {0: 0, 1: 0}, "nobody had a slot for it, so it continued"
+    assert run.repeated() == {0: 0, 1: 0}, "no other node had a slot, so it continued"
     assert {one.attempt for one in run.all_of(m.TrialStarted)} == {1}
     assert any("is back after" in line for line in run.told)
 

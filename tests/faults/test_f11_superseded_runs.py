@@ -64,7 +64,7 @@ def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
     with stopped([first.process.pid]) if sleeps else contextlib.nullcontext():
         second = start(same_place=first, restores=True, **options)
         second.wait_for(m.ExperimentResumed)
-        first.open_gate(30)  # the trials of both are behind it
+        first.open_gate(30)  # the trials of both have passed it
         assert second.ends() == 0, str(second)
         kept = journal_in(minio, bucket, prefix)
     assert first.ends() != 0, str(first)
@@ -98,7 +98,7 @@ def test_f11_farm_whose_search_another_farm_took_over_leaves_the_store_alone(
             second.start_scheduler("--store", storage, "--take-over", f"{storage}/search")
             second.add_worker("two")
             second.submit(search)
-            for farm in (first, second):  # a trial that the copy lacks is suggested anew by second
+            for farm in (first, second):  # second suggests again a trial that the copy lacks
                 farm.open_gate("search", 40)
             second.wait_for("search", "FINISHED")
             verify = ("checkpoints", "verify", str(second.results / "search"))

@@ -65,7 +65,7 @@ def place_of(folder: Path, kind: type, number: int) -> int:
         number -= sum(isinstance(one.event, kind) for one in decode_records(frame.payload))
         if number <= 0:
             return frame.offset
-    raise AssertionError(f"there are not so many {kind.__name__}")
+    raise AssertionError(f"there are fewer {kind.__name__}")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`tunemq rm --files` while the store is away says what is left and how to repeat it."""
+"""`tunemq rm --files` while the store is away names the remaining files and how to repeat it."""
 
 from __future__ import annotations
 

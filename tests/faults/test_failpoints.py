@@ -69,7 +69,7 @@ OF_AN_OUTBOX = ("events.before_spill", "events.after_spill")
 def _after(names: Iterable[str]) -> list[Any]:
     """Run the ``.after_`` failpoints in each run of the suite, and the others only in soak runs.
 
-    Behind a step no other process knows yet that the step took effect.
+    After a step, no other process knows yet that the step took effect.
     """
     soak = pytest.mark.soak
     return [pytest.param(name, marks=() if ".after_" in name else soak) for name in names]
@@ -108,7 +108,7 @@ def test_f01_f12_search_survives_a_kill_at_each_step_between_node_and_scheduler(
         variables={VARIABLE: f"{name}=kill@{OF_A_SEARCH[name]}"},
     )
     if name in IN_TIME:
-        # The output comes later: behind a closed gate, each node's successor would die, too.
+        # Output only after the gate opens: before, each node's successor would die, too.
         node = search.one(NODE).pid
         eventually(lambda: not is_alive(node), within=60, message=lambda: str(search))
         search.open_gate(16)

@@ -30,7 +30,7 @@ _SERVE = """
 import sys, threading
 from pathlib import Path
 from tests.support.farms.farm_api_server import ServedApi
-with ServedApi(sys.argv[1], Path(sys.argv[2])) as desk:
+with ServedApi(sys.argv[1], Path(sys.argv[2])) as api:
     print("serves", flush=True)
     sys.stdin.read()
 """
@@ -66,7 +66,7 @@ class Scheduler:
 
 def ask_across_a_kill(server: RedisServer, folder: Path, failpoint: str, request, answer):
     """Kill the first scheduler of a request at a failpoint; return the answer of the second one."""
-    announced = ServedApi(server.url, folder / "nobody")  # only says that there is a scheduler
+    announced = ServedApi(server.url, folder / "nobody")  # only announces a scheduler
     announced.folder = folder
     announced.announce(server.client)
     first = Scheduler(server.url, folder, failpoint)

@@ -16,7 +16,7 @@ from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.failpoints import VARIABLE
 
-#: Append the missing turns, take a snapshot before every second turn, and print what is durable.
+#: Append the missing turns, take a snapshot before every second turn, and print the durable turns.
 WRITER = """
 import sys
 from pathlib import Path

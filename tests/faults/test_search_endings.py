@@ -44,7 +44,7 @@ def begun(search: RunningSearch, step: int = 2) -> set[int]:
         search.wait_for_step(number, step)
         search.wait_for(m.ResultReported, trial=search.trial(number), step=step - 1)
     pids = {process.pid for process in search.processes()} | search.families()
-    assert len(pids) >= 7, "watchdog, Redis, node, consumer, forkserver, two hosts"
+    assert len(pids) >= 7, "watchdog, Redis, node, consumer, forkserver, two trial processes"
     return pids
 
 

@@ -56,7 +56,7 @@ def test_killed_node_leaves_no_process_and_the_search_continues_with_a_new_one(s
     node = search.one(NODE)
     its_own = {child.pid for child in node.children(recursive=True)} | search.families()
     assert len(its_own) >= 2 + 2 * (4 if kind == "process_tree" else 1), (
-        "consumer, forkserver, hosts"
+        "consumer, forkserver, trial processes"
     )
     node.kill()
     killed_at = time.monotonic()
@@ -116,7 +116,9 @@ def test_search_survives_a_killed_redis_and_loses_no_result(start, lock_step):
     assert search.ends() == 0, str(search)
 
     for number in range(3):
-        assert [step for step, _ in search.steps(number)] == list(range(1, 31)), "nobody noticed"
+        assert [step for step, _ in search.steps(number)] == list(range(1, 31)), (
+            "no trial was disturbed"
+        )
     assert not [*search.all_of(m.TrialProcessDied), *search.all_of(m.NodeLost)]
     all_is_recorded(search, trials=3, steps=30)
     search.leaves_nothing()

@@ -96,7 +96,7 @@ def test_f20_with_every_checkpoint_in_the_store_damaged_the_trial_ends_in_error(
 
     (result,) = search.results()
     assert result["status"] == "ERROR", str(search)
-    assert result["step"] == 20, "what was recorded stays"
+    assert result["step"] == 20, "recorded results stay"
     said = search.said.decode()
     assert "restart_errored=True" in said, str(search)
     (failed,) = search.all_of(m.TrialFailed)

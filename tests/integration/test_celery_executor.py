@@ -292,9 +292,9 @@ def test_returned_node_gets_current_assignments_and_no_older_ones(
     assert poll_until(executor, m.NodeReturned) == [m.NodeReturned("inc1")]
     for _ in range(5):
         joined.renew()
-        executor.poll(0.03)  # looks at leases, and would send what waits
+        executor.poll(0.03)  # checks leases, and would send waiting orders
     assert not joined.redis.exists(redis_keys.queue("inc1")), (
-        "an empty assignment would kill its hosts"
+        "an empty assignment would kill its trial processes"
     )
 
     other = StartTrial("t2", 3, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
@@ -483,7 +483,7 @@ def test_keys_left_by_an_experiment_expire(executor, joined):
     reader.join()
 
     assert send_assignment[0].orders == (), "what still runs must end"
-    assert joined.acknowledged_up_to() == redis_keys.EVERYTHING, "nobody wants what it still says"
+    assert joined.acknowledged_up_to() == redis_keys.EVERYTHING, "its later events are not needed"
     owned = {
         redis_keys.GENERATION,
         redis_keys.NODES,

@@ -111,7 +111,7 @@ def test_submit_shows_the_progress_until_it_has_ended(api, tunemq):
         log.write_text("trial 1 runs\n")
         eventually(lambda: "trial 1" in log.read_text())
         with log.open("a") as file:
-            file.write("trial 1 is over\n")
+            file.write("trial 1 has ended\n")
         api.end("exp", State.FINISHED, "8 trials have ended")
 
     living = threading.Thread(target=live)
@@ -119,7 +119,7 @@ def test_submit_shows_the_progress_until_it_has_ended(api, tunemq):
     out = tunemq("submit", "train.py", "--name", "exp")
     living.join()
 
-    assert out == "trial 1 runs\ntrial 1 is over\n"
+    assert out == "trial 1 runs\ntrial 1 has ended\n"
     assert "exp is FINISHED: 8 trials have ended" in tunemq.err
 
 

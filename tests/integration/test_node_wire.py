@@ -233,14 +233,14 @@ def test_next_scheduler_keeps_trials_of_experiments_not_registered_yet(
 
 def test_node_that_is_to_retire_deregisters(both, transport, node):
     assert transport.trial_count(node.instance_id) == 2
-    transport.retire(node.instance_id, "somebody wants its machine")
+    transport.retire(node.instance_id, "the machine is needed")
     turn_until(
         lambda: all(one.told(m.NodeLost) for one in both), transport, *both, message=node.log
     )
 
     assert all(read_event.is_dead for one in both for read_event in one.told(m.NodeLost))
     assert node.process.wait(60) == 0
-    assert "somebody wants its machine" in node.log()
+    assert "the machine is needed" in node.log()
     assert transport.trial_count(node.instance_id) == 0
 
 
@@ -286,7 +286,7 @@ def test_stream_of_a_full_experiment_is_not_read_and_blocks_no_other(transport, 
             for read_event in events_of(full.take())
             if isinstance(read_event, m.BatchRead)
         ]
-        assert len(batches) <= 2, "what was asked for comes yet, nothing behind it"
+        assert len(batches) <= 2, "only the batches already requested arrive"
 
         full.hold(is_full=False)
         until = {len(batches)}

@@ -43,7 +43,7 @@ class Loop:
         self._thread.join()
 
     def used_s(self) -> float:
-        """Return the processor time of its own threads, without the tests' other threads."""
+        """Return the processor time of the output watch, without the tests' other threads."""
         clocks = [time.pthread_getcpuclockid(one.ident or 0) for one in self._threads]
         return sum(map(time.clock_gettime, clocks))
 

@@ -42,7 +42,7 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
         eventually(lambda: path.read_bytes() == b"one\ntwo")
     finally:
         reader.close()
-    assert [line.split()[3] for line in notices] == ["file"], "it is told once"
+    assert [line.split()[3] for line in notices] == ["file"], "the error is reported once"
     assert rejected.counts() == (("key", "wrong_type", 1),)
 
 

@@ -29,7 +29,7 @@ def seen(folder):
 
 
 def change(folder, mark):
-    """Write a trained model into the folder, as libraries do: in place, anew and by renaming."""
+    """Write a trained model as libraries do: in place, as a new file and by renaming."""
     Path(folder, "weights").write_text(mark)
     Path(folder, "optimizer").write_text(mark)
     Path(folder, "new").write_text(mark)

@@ -63,5 +63,5 @@ def test_a_publisher_that_lost_its_redis_says_so(farm):
     started = time.monotonic()
     with pytest.raises(RedisUnavailable, match="could not be queued"):
         publisher.publish("inc1", "inc1/1:2", "payload")
-    assert time.monotonic() - started < 30.0, "nobody waits here for Redis to come back"
+    assert time.monotonic() - started < 30.0, "the publisher does not wait for Redis to come back"
     publisher.close()

@@ -70,7 +70,7 @@ def freeze(lease: SchedulerLease, monkeypatch) -> None:
     """Stop renewing a lease, as if its process were stopped; the lease expires at once."""
     is_frozen = threading.Event()
     monkeypatch.setattr(lease, "_look", is_frozen.set)
-    assert is_frozen.wait(60), "its last look is over"
+    assert is_frozen.wait(60), "its last check has ended"
     line = RedisConnection(lease._url)
     line.connect()
     line.ask([("PEXPIRE", redis_keys.SCHEDULER, "100")])

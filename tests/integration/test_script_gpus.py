@@ -48,7 +48,7 @@ def wait_for(what):
 def train(config):
     sees = os.environ["CUDA_VISIBLE_DEVICES"]
     if config["gpu"] == 1:
-        (HERE / f"{sees}.used").touch(exist_ok=False)  # nobody else uses it
+        (HERE / f"{sees}.used").touch(exist_ok=False)  # no other trial uses it
     (HERE / f"{NAME}.{config['n']}.began").touch()
     wait_for(lambda: len(list(HERE.glob(f"{NAME}.*.began"))) >= TOGETHER)
     wait_for((HERE / f"{NAME}.gate").exists)
@@ -65,7 +65,7 @@ run = tune.RunConfig(storage_path=str(HERE / NAME))
 results = tune.Tuner(asks, param_space=space, run_config=run).fit()
 sees = {one.config["n"]: one.metrics["sees"] for one in results}
 (HERE / f"{NAME}.new").write_text(json.dumps([sees[n] for n in range(len(ASKED))]))
-(HERE / f"{NAME}.new").replace(HERE / f"{NAME}.json")  # whoever finds it finds all of it
+(HERE / f"{NAME}.new").replace(HERE / f"{NAME}.json")  # the file appears complete
 wait_for((HERE / f"{NAME}.may-end").exists)
 """
 

@@ -207,7 +207,7 @@ def test_a_debugged_search_keeps_its_checkpoints_in_the_bucket(
     assert step_in(result.checkpoint) == 3
 
 
-# --- beginning from a checkpoint of one's own -----------------------------------------------------
+# --- beginning from a checkpoint of the user ------------------------------------------------------
 
 
 @pytest.fixture(params=["bucket", "folder"])

@@ -283,7 +283,7 @@ def test_reused_trial_process_runs_the_next_trial_as_a_new_one_would(serve):
     server = serve()
     first = server.start(draw, 0, reuse=True)
     fresh = server.start(draw, 1)
-    first.until(lambda: frames.IDLE in first.kinds, "idle host")
+    first.until(lambda: frames.IDLE in first.kinds, "idle trial process")
 
     first.tell(frames.NEXT, server.order(draw, 1))
 
@@ -410,7 +410,7 @@ def test_paused_trial_process_ends_its_trial_and_is_reused(serve, store):
     process.result(1)
 
     process.tell(frames.ORDER, TrialOrder(order.trial, 1, horizon, pause=True))
-    process.until(lambda: frames.IDLE in process.kinds, "idle host")
+    process.until(lambda: frames.IDLE in process.kinds, "idle trial process")
     assert process.events[-1] == TrialPaused(order.trial, 1)
     assert process.kinds[-2:] == [frames.ENDING, frames.IDLE]
 

@@ -286,7 +286,7 @@ def test_memory_of_the_whole_process_tree_counts(node, scheduler):
 
 
 def shares_what_it_holds(config):
-    """Fork four children that share their parent's pages, and take one look at them."""
+    """Fork four children that share their parent's pages, and measure them once."""
     import os
     import time
 

@@ -73,7 +73,7 @@ class Worker(Command):
             ]
             return bool(found)
 
-        eventually(is_registered, message=lambda: f"no hello\n{self.said}")
+        eventually(is_registered, message=lambda: f"no registration\n{self.said}")
         return found[-1]
 
 

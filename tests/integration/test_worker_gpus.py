@@ -71,7 +71,7 @@ class Worker(Command):
             found[:] = [one for one in scheduler.registrations() if one.pid == self.process.pid]
             return bool(found)
 
-        eventually(is_registered, message=lambda: f"no hello\n{self.said}")
+        eventually(is_registered, message=lambda: f"no registration\n{self.said}")
         return found[-1]
 
 

@@ -123,7 +123,7 @@ class SignedWorker(Command):
         super().__init__(*line, log=folder / "worker.log")
 
     def registered(self) -> str:
-        """Wait until it has introduced itself; its attempt."""
+        """Wait until the worker has registered; return its instance id."""
         eventually(self.scheduler.registrations, within=60, message=lambda: self.said)
         return self.scheduler.registrations()[-1].instance_id
 

@@ -143,7 +143,7 @@ def test_doctor_ignores_forged_node_metrics(farm: ExaminedFarm):
     instance_id = secrets.token_hex(8)
     key = f"tunemq:vitals:{instance_id}"
     for words in (b"", b"\0", b"\x01" * 50, os.urandom(200), b"\0" + b"\x91" * 5000):
-        farm.redis.client.set(key, words, ex=600)  # longer than a look takes on a busy machine
+        farm.redis.client.set(key, words, ex=600)  # longer than one check takes on a busy machine
         try:
             finding = farm.has_only("nodes", "tunemq worker --keys worker.toml")
         finally:

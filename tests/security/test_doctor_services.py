@@ -162,6 +162,6 @@ def test_a_public_bucket_is_found(farm: ExaminedFarm):
 
 
 def test_a_store_that_takes_unsigned_uploads_is_found(farm: ExaminedFarm):
-    """As everybody with a MinIO and without the policies that TuneMQ ships has it."""
+    """A MinIO without the policies that TuneMQ ships takes them."""
     finding = farm.has_only("store-unsigned-trailer", "deploy/minio", variables=farm.server.environ)
     assert "forged" in finding.what

@@ -90,7 +90,7 @@ def test_s02_node_without_a_farm_key_is_rejected_notified_and_listed(keyed, tmp_
     farm.add_worker("stranger", 2, "--keys", others)
     farm.add_worker("one", 2, "--keys", str(keyed.folder.path / WORKER_FILE))
     farm.has_nodes("one")
-    # How often: a worker that loses Redis for a moment introduces itself again.
+    # Counts vary: a worker that loses Redis for a moment registers again.
     wanted = {("", "registration", "unsigned"), ("", "registration", "unknown_key")}
     eventually(lambda: keyed.serious().keys() == wanted, within=60, message=lambda: str(farm))
     assert list(farm.nodes()) == ["one"]

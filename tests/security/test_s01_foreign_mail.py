@@ -87,7 +87,7 @@ def test_s01_foreign_messages_and_pickles_are_rejected_and_delay_nothing(worker,
     assert not gadget.path.exists()
     assert not scheduler.client.exists("stolen")
     assert "consumer.died" not in (tmp_path / "work" / "node.log").read_text()
-    worker.says("is no task of ours")  # behind what Redis is told
+    worker.says("is no task of ours")  # after the message to Redis
     assert worker.said.count("is no task of ours") == 1
 
 

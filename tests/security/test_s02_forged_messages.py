@@ -108,7 +108,7 @@ def test_s02_worker_obeys_only_messages_signed_by_its_farm(worker, tmp_path):
         command__unsigned=1, command__unknown_key=1, command__altered=3, command__unreadable=2
     )  # fmt: skip
     assert not (tmp_path / "forged").exists()
-    worker.says("is not signed: it is refused")  # behind what Redis is told
+    worker.says("is not signed: it is refused")  # after the message to Redis
     assert worker.said.count("is not signed: it is refused") == 1
 
 

@@ -124,7 +124,7 @@ def test_s03_client_with_a_wrong_clock_gets_the_difference(
 
 
 def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, keys, monkeypatch):
-    """It is signed anew each time that it is sent, so that waiting does not make it old."""
+    """The client signs the request again at each attempt, so that it does not expire."""
     monkeypatch.setattr(client_module, "_AGAIN_S", 0.2)
     api = ServedApi(server.url, tmp_path / "results", keys=of_scheduler(keys))
     api.announce(server.client)

@@ -31,7 +31,7 @@ _COMMANDS = {
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[FarmService]:
-    with farm_service(tmp_path) as farm:  # its Redis lets everybody do everything
+    with farm_service(tmp_path) as farm:  # its Redis gives all rights to every client
         yield farm
 
 

@@ -105,7 +105,7 @@ class CanaryFarm:
                 self.canaries.look("Redis", f"the value of {key!r}", value)
 
     def look_at_the_bucket(self) -> None:
-        """Look at all objects, and at their names."""
+        """Search all objects and their names."""
         client = self.store.client()
         for found in client.list_objects(self.bucket, recursive=True):
             name = found.object_name

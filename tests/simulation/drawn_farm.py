@@ -454,4 +454,4 @@ class Farm(RuleBasedStateMachine):
         assert self.is_littered or set(self.objects.objects) == self.needed(), "not all was removed"
         live = self.runner.live_checkpoints()
         object_checkpoints.collect(self.objects, live, self.runner.is_busy)
-        assert set(self.objects.objects) == self.needed(), "something is left that nobody needs"
+        assert set(self.objects.objects) == self.needed(), "unneeded objects are left"

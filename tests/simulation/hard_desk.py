@@ -1,4 +1,4 @@
-"""A farm's supervisor in virtual time: the allotter, the experiment of interest, and another."""
+"""A farm's supervisor in virtual time: the allocator, the experiment of interest, and another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tunemq_shared.protocol import messages as m
 NAME: Final = "mine"
 OWNER: Final = "ann"
 _OTHER: Final = "other"
-#: How often the allotter is asked, and how often where nothing happened for a while.
+#: How often the allocator is asked, and how often where nothing happened for a while.
 _POLL_INTERVAL_S: Final = 1.0
 _CALM_LOOKS_S: Final = 5.0
 

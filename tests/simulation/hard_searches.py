@@ -481,7 +481,7 @@ class HardSearch:
         if trial.is_finished:
             if trial.checkpoints.uploading and farm.is_store_away and farm.sync_timeout is None:
                 return
-            self._break(f"{trial.trial_id} is over, and kept for nothing")
+            self._break(f"{trial.trial_id} has ended, and is still kept")
         if trial.status == RUNNING:
             what = trial.waits[0]
             lacks = farm.is_store_away and farm.sync_timeout is None

@@ -83,7 +83,7 @@ class SharingExperiment:
         self.seen[joined.instance_id] = self.numbers.get(joined.instance_id, 0)
 
     def lose(self, instance_id: str) -> list[Running]:
-        """Its trials there begin anew elsewhere; returns them."""
+        """Restart its trials there on other nodes; return them."""
         if instance_id not in self.seen:
             return []
         lost = [one for one in self.running if one.node == instance_id]

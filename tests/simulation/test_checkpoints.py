@@ -116,7 +116,7 @@ def test_every_search_ends_with_its_kept_checkpoints_in_the_store(
         assert len(runner.finished) == 20
         assert runner.uploading == 0
         state = runner.book.dumped()
-        assert (state.writers, state.uploads) == ([], {}), "nobody writes any more"
+        assert (state.writers, state.uploads) == ([], {}), "no trial still writes"
         if name != "asha":
             ended = [runner.summary(trial) for trial in runner.finished]
             assert all(ran_to_the_end(trial) or found_all_damaged(trial) for trial in ended)

@@ -127,5 +127,5 @@ def test_cold_restart_at_any_entry_leaves_a_consistent_state(errored: str) -> No
             for trial_id, trial in runner.live.items():
                 assert trial.status in {"PENDING", "PAUSED"}, trial_id
                 assert trial.last_result == recorded[trial_id]
-                assert trial.num_failures == failures[trial_id], "a restart is nobody's failure"
+                assert trial.num_failures == failures[trial_id], "a restart counts as no failure"
                 assert trial.not_before <= runner.elapsed or trial.fruitless

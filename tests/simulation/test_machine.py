@@ -93,7 +93,7 @@ class Node:
                 self.start(key, order)
 
     def start(self, key: tuple[str, int], order: m.TrialOrder) -> None:
-        assert sum(1 for _ in self.processes) < 2, "more hosts than slots"
+        assert sum(1 for _ in self.processes) < 2, "more trial processes than slots"
         start = self.starts[key]
         step = start.restore[0].step if start.restore else 0
         self.processes[key] = Host(
@@ -107,7 +107,7 @@ class Node:
 
 
 class Mailed(CeleryTrialExecutor):
-    """Puts orders into the mailboxes of these nodes; others send them."""
+    """Puts orders into the command queues of these nodes; others send them."""
 
     def __init__(self, nodes: list[Node]) -> None:
         DesiredStateExecutor.__init__(self)

@@ -68,7 +68,7 @@ class Unwalked(dict):
     """A dict that may be looked into and added to, and not walked through."""
 
     def __iter__(self):
-        raise AssertionError("somebody walks through all finished trials")
+        raise AssertionError("the runner iterates over all finished trials")
 
     keys = values = items = copy = __iter__
 

@@ -114,7 +114,7 @@ class FakeGpus:
         return Path(f"{self.file}.listening").exists()
 
     def energy_questions(self) -> int:
-        """How often a device's energy was asked for, which is the last question of a look at it."""
+        """How often a device's energy was asked for, the last value that a snapshot reads."""
         asked = Path(f"{self.file}.asked")
         return asked.stat().st_size if asked.exists() else 0
 

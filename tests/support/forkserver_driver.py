@@ -119,12 +119,12 @@ class Host:
             self.listen()
 
     def exited(self, within: float = 60.0) -> ProcessExited:
-        """How it ended."""
+        """Wait for its end; return how it ended."""
         self.until(lambda: self.server.said(ProcessExited, self.name), "end", within)
         return self.server.said(ProcessExited, self.name)[0]
 
     def gone(self, within: float = 60.0) -> None:
-        """Return when its family is gone."""
+        """Return when its process tree is gone."""
         self.until(lambda: self.server.said(ProcessTreeGone, self.name), "ProcessTreeGone", within)
         self.listen()
 

@@ -1,4 +1,4 @@
-"""Reads all turns of a journal, as tests look at them."""
+"""Read all turns of a journal, for comparison in tests."""
 
 from __future__ import annotations
 

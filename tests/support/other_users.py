@@ -31,7 +31,7 @@ _NEEDED: Final = (Path(sys.base_prefix), Path(sys.prefix), Path(__file__).resolv
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A new folder that everybody may pass through and list."""
+    """Make a folder that every user may pass through and list."""
     _skip_unless_open(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix="tunemq-"))
     folder.chmod(0o755)
@@ -45,7 +45,7 @@ def reachable(user: int | None = None) -> list[str]:
     Args:
         user: the user that the program runs as; root by default.
     """
-    need("root, to run trials as somebody else", os.geteuid() == 0 or None)
+    need("root, to run trials as another user", os.geteuid() == 0 or None)
     need("setpriv", shutil.which("setpriv"))
     become = []
     if user is not None:

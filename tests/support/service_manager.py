@@ -25,7 +25,7 @@ class ServiceManager:
         self.listen()
 
     def listen(self) -> None:
-        """Begin, or begin anew."""
+        """Start or restart the service."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -31,7 +31,7 @@ def can_mount() -> bool:
 def on_small_disk(disk: Path, command: list[str], *, options: str) -> list[str]:
     """A command that becomes ``command``, which finds the file system at the folder ``disk``."""
     if not can_mount():
-        pytest.skip("this machine lets nobody mount a file system")
+        pytest.skip("this machine does not permit mounting a file system")
     return [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", options, str(disk), *command]
 
 

@@ -1,4 +1,4 @@
-"""A search whose trials die, or wait, while they clean up behind their last result.
+"""A search whose trials die, or wait, while they clean up after their last result.
 
 ``stopping_search.py FOLDER OPTIONS``: OPTIONS is the JSON of an `Options`. Each trial that begins
 to clean up adds a line to ``FOLDER/cleaned``. At its end, the search writes the status and the

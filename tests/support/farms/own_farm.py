@@ -116,7 +116,7 @@ class OwnFarm:
     """Redis and nodes; has the methods that a search expects of its farm.
 
     Args:
-        nodes, cpus: how many there are, and how many trials each hosts.
+        nodes, cpus: how many there are, and how many trials each runs.
         proxies: nodes and scheduler reach Redis through a `TcpProxy` each, ``to_nodes`` (one for
             all of them) and ``to_scheduler``.
         redis: options of redis-server.
@@ -389,7 +389,7 @@ class ChainRun:
         self.ends_well(within)
         wanted = list(range(1, self.steps + 1))
         for number, steps in executed(self._executed).items():
-            assert steps == wanted, (number, steps, "a step was repeated, so a host died")
+            assert steps == wanted, (number, steps, "a step was repeated, so a trial process died")
         strange = [
             event for event in self.events() if isinstance(event, m.TrialProcessDied | m.NodeLost)
         ]
@@ -462,7 +462,9 @@ def searches_run_on(farm: _F, monkeypatch: pytest.MonkeyPatch) -> Iterator[_F]:
         yield farm
 
     monkeypatch.setattr(run_experiment, "embedded_farm", this_one)
-    monkeypatch.syspath_prepend(str(_REPOSITORY))  # hosts import tests.support.searches.chain
+    monkeypatch.syspath_prepend(
+        str(_REPOSITORY)
+    )  # trial processes import tests.support.searches.chain
     try:
         yield farm
     finally:

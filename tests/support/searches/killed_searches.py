@@ -235,7 +235,7 @@ class RunningSearch:
         return found[0]
 
     def families(self) -> set[int]:
-        """The pids that trials of kind ``family`` have started."""
+        """The pids of the process trees that trials have started."""
         files = (self.folder / "families").glob("*[0-9]")
         return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
 
@@ -252,7 +252,7 @@ class RunningSearch:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the script does not end{self}") from None
         self._reader.join(GONE_WITHIN_S)
-        assert not self._reader.is_alive(), "somebody holds the script's output"
+        assert not self._reader.is_alive(), "a process still holds the script's output"
         return code
 
     def leaves_nothing(self, pids: Collection[int] = (), within: float = GONE_WITHIN_S) -> None:
