@@ -108,7 +108,7 @@ def test_f07_a_redis_that_evicts_keys_is_refused_with_what_to_do(server: RedisSe
     server.client.config_set("maxmemory", "100mb")
     server.client.config_set("maxmemory-policy", policy)
     with pytest.raises(ConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
-        refuse_dangers(server.url, is_insecure=False, tell=_nobody)
+        refuse_dangers(server.url, is_insecure=False, tell=_ignore)
     told: list[str] = []
     refuse_dangers(server.url, is_insecure=True, tell=told.append)
     assert any(policy in line for line in told)
@@ -161,7 +161,7 @@ def test_f07_scheduler_that_starts_on_a_full_redis_waits_for_room_and_comes_up(t
 
 def test_f07_wire_of_a_farm_opened_on_a_full_redis_is_away_until_there_is_room(server: RedisServer):
     lease = SchedulerLease(server.url, LeaseHolder.this_process())
-    lease.claim(1, _nobody)
+    lease.claim(1, _ignore)
     with (
         closing(lease),
         closing(NodeTransport(server.url, term=lease.term, guard=lease)) as node_wire,
@@ -179,5 +179,5 @@ def client_of(farm: FarmService) -> redis.Redis:
     return redis.Redis.from_url(farm.url)
 
 
-def _nobody(line: str) -> None:
+def _ignore(line: str) -> None:
     pytest.fail(f"told, and not refused: {line}")

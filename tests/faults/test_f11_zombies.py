@@ -33,7 +33,7 @@ def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None
         run.wait_for_start(0, 2, within=60)
         time.sleep(max(0.0, stopped + seconds - time.monotonic()))  # the test's subject
     finally:
-        farm.go_on(process_tree)
+        farm.resume(process_tree)
     eventually(lambda: zombie not in farm.process_tree(node), message=run.state)
     run.wait_for(m.NodeReturned)
     run.open_gate(steps)  # earlier, it might finish while the node wakes up

@@ -34,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield from searches(tmp_path)
 
 
-class Families:
+class ProcessTrees:
     """The processes of all trials of a search, by pidfds, because the kernel reuses pids."""
 
     def __init__(self, search: RunningSearch) -> None:
@@ -102,7 +102,7 @@ often_and_strictly = pytest.mark.parametrize(
 @often_and_strictly
 def test_process_trees_compute_right_results_and_end_with_stopped_trials(start, within):
     search = start(**HOW)
-    process_trees = Families(search)
+    process_trees = ProcessTrees(search)
     began = time.monotonic()
     (search.folder / "stop").touch()
     process_trees.are_gone(began, within)
@@ -113,7 +113,7 @@ def test_process_trees_compute_right_results_and_end_with_stopped_trials(start, 
 @often_and_strictly
 def test_process_trees_end_when_their_trial_processes_are_killed(start, within):
     search = start(**HOW)
-    process_trees = Families(search)
+    process_trees = ProcessTrees(search)
     began = time.monotonic()
     for pid in process_trees.trial_pids.values():
         os.kill(pid, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_process_trees_end_when_their_trial_processes_are_killed(start, within):
 @pytest.mark.soak
 def test_process_trees_end_when_their_trials_exceed_the_time_limit(start):
     search = start(**HOW, stall_s=STALL_S)
-    process_trees = Families(search)
+    process_trees = ProcessTrees(search)
     (search.folder / "hang").touch()
     failed = max(
         search.wait_for(m.TrialFailed, trial=trial).at for trial in process_trees.trial_pids
@@ -138,7 +138,7 @@ def test_process_trees_end_when_their_trials_exceed_the_time_limit(start):
 @pytest.mark.soak
 def test_process_trees_end_with_the_script(start):
     search = start(**HOW)
-    process_trees = Families(search)
+    process_trees = ProcessTrees(search)
     began = time.monotonic()
     search.process.send_signal(signal.SIGINT)
     process_trees.are_gone(began, PROMISED_S)

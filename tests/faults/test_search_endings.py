@@ -43,14 +43,14 @@ def begun(search: RunningSearch, step: int = 2) -> set[int]:
     for number in (0, 1):
         search.wait_for_step(number, step)
         search.wait_for(m.ResultReported, trial=search.trial(number), step=step - 1)
-    pids = {process.pid for process in search.processes()} | search.families()
+    pids = {process.pid for process in search.processes()} | search.process_trees()
     assert len(pids) >= 7, "watchdog, Redis, node, consumer, forkserver, two trial processes"
     return pids
 
 
 def leaves_nothing(search: RunningSearch, pids: set[int], since: float) -> None:
     within = since + GONE_WITHIN_S - time.monotonic()
-    search.leaves_nothing(pids | search.families(), max(0.0, within))
+    search.leaves_nothing(pids | search.process_trees(), max(0.0, within))
 
 
 def everything_is_saved(search: RunningSearch) -> None:

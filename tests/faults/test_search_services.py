@@ -54,7 +54,7 @@ def test_killed_node_leaves_no_process_and_the_search_continues_with_a_new_one(s
         # A busy disk may delay the next checkpoint.
         search.wait_for(m.CheckpointCommitted, trial=search.trial(number), step=4)
     node = search.one(NODE)
-    its_own = {child.pid for child in node.children(recursive=True)} | search.families()
+    its_own = {child.pid for child in node.children(recursive=True)} | search.process_trees()
     assert len(its_own) >= 2 + 2 * (4 if kind == "process_tree" else 1), (
         "consumer, forkserver, trial processes"
     )
@@ -135,4 +135,4 @@ def test_search_without_its_watchdog_ends_with_an_error_and_leaves_nothing(start
     assert "its watchdog process ended (-9)" in search.said.decode()
     assert search.recorded(0)[:2] == [(1, 1), (2, 2)]
     search.journal_gives_the_state()
-    search.leaves_nothing(search.families())
+    search.leaves_nothing(search.process_trees())

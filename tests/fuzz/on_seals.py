@@ -139,12 +139,12 @@ def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes],
 
 def _beside_leases(keys: LiveKeys) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
-        sealer = SchedulerSigning(keys)
+        signing = SchedulerSigning(keys)
         return (
-            sealer.leases({_NODE: data}),
-            sealer.leases({_NODE: keys.events.close(data, b"lease", _NODE.encode())}),
-            sealer.node_metrics(_NODE, data),
-            sealer.output(_KEY, data),
+            signing.leases({_NODE: data}),
+            signing.leases({_NODE: keys.events.close(data, b"lease", _NODE.encode())}),
+            signing.node_metrics(_NODE, data),
+            signing.output(_KEY, data),
         )
 
     return read

@@ -56,7 +56,7 @@ def pid_of(farm: EmbeddedFarm, service: str) -> int:
     return farm.pids.get(service, 0)
 
 
-def told_pid_of(farm: EmbeddedFarm, service: str) -> int:
+def reported_pid_of(farm: EmbeddedFarm, service: str) -> int:
     """Return the service's pid once the watchdog has reported it: Redis may answer before."""
     eventually(lambda: pid_of(farm, service))
     return farm.pids[service]
@@ -119,7 +119,7 @@ def test_stopped_farm_leaves_no_process_and_no_folder(farm):
 
 
 def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):
-    first = told_pid_of(farm, runtime_layout.REDIS)
+    first = reported_pid_of(farm, runtime_layout.REDIS)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, runtime_layout.REDIS) not in {0, first})
     farm.wait_until_ready()
@@ -130,7 +130,7 @@ def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):
 
 def test_node_that_dies_is_restarted_and_its_orphans_are_killed(farm):
     eventually(lambda: len(descendants(farm)) == 3)
-    first = told_pid_of(farm, runtime_layout.NODE)
+    first = reported_pid_of(farm, runtime_layout.NODE)
     (orphan,) = psutil.Process(first).children()
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, runtime_layout.NODE) not in {0, first})
@@ -152,7 +152,7 @@ def test_node_that_cannot_run_is_given_up_with_the_reason():
 
 def kill_node(farm: EmbeddedFarm) -> None:
     """Kill the node, and wait for its replacement."""
-    before = told_pid_of(farm, runtime_layout.NODE)
+    before = reported_pid_of(farm, runtime_layout.NODE)
     os.kill(before, signal.SIGKILL)
     eventually(lambda: farm.trouble() or pid_of(farm, runtime_layout.NODE) != before)
 
@@ -181,7 +181,7 @@ def test_missing_command_is_given_up_and_named():
 def test_killed_watchdog_ends_the_farm_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
     services = [
-        psutil.Process(told_pid_of(farm, name))
+        psutil.Process(reported_pid_of(farm, name))
         for name in (runtime_layout.REDIS, runtime_layout.NODE)
     ]
     os.kill(farm.watchdog_pid, signal.SIGKILL)
@@ -219,7 +219,7 @@ def prewarmed() -> Iterator[EmbeddedFarm]:
 
 def test_prewarm_list_is_in_a_private_file_and_on_no_command_line(prewarmed):
     path = os.path.join(prewarmed.folder, runtime_layout.PREWARM)
-    node = psutil.Process(told_pid_of(prewarmed, runtime_layout.NODE))
+    node = psutil.Process(reported_pid_of(prewarmed, runtime_layout.NODE))
     eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -331,7 +331,7 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.signal(signal.SIGCHLD, before)
-    node = psutil.Process(told_pid_of(farm, runtime_layout.NODE))
+    node = psutil.Process(reported_pid_of(farm, runtime_layout.NODE))
     eventually(lambda: node.name() == "sleep")
     node.terminate()
 

@@ -73,10 +73,10 @@ def test_f23_trial_that_needs_a_gpu_in_use_waits_with_a_notice_and_runs_later(
         found = farm._ask(r.ExplainState(name="exp"), a.Explanation, "why exp")
         return found.lines if found is not None else ()
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         return any(line.startswith(words) for line in why())
 
-    eventually(is_told, within=60, message=lambda: f"{why()}{farm}")
+    eventually(is_reported, within=60, message=lambda: f"{why()}{farm}")
     assert f"1 of 2 x {gpu(bad)['name']}" in farm.tunemq("nodes")
     gpus.release(bad, os.getpid())
     farm.wait_for("exp", "FINISHED")

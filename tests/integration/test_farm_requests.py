@@ -332,12 +332,12 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
     with served(server.url, server.client, tmp_path) as api:
         said = ""
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             nonlocal said
             said += capfd.readouterr().err
             return "requests wait" in said
 
-        eventually(is_told)
+        eventually(is_reported)
         server.client.execute_command("ACL", "SETUSER", "default", "+xread")
         eventually(lambda: api.server.fileno() is not None)
         reading: list[str] = []

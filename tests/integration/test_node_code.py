@@ -197,7 +197,7 @@ def test_code_is_fetched_once_per_node_even_after_a_restart(
     again = Node(server, scheduler, node.folder)
     try:
         scheduler.assign(again.instance_id, order("t9", starts[0]))
-        eventually(lambda: scheduler.client.xlen(scheduler.key) and is_told(scheduler, "t9"))
+        eventually(lambda: scheduler.client.xlen(scheduler.key) and is_reported(scheduler, "t9"))
     finally:
         again.end()
     assert fetches(node) == 2
@@ -207,7 +207,7 @@ def fetches(node: Node) -> int:
     return (node.folder / "transfers.log").read_text().count("transfer=FetchBlob")
 
 
-def is_told(scheduler: Scheduler, trial: str) -> bool:
+def is_reported(scheduler: Scheduler, trial: str) -> bool:
     """Return whether any batch has the trial's end; each node numbers its events separately."""
     batches = (batch for _, batch in scheduler.batches())
     return any(

@@ -84,7 +84,7 @@ def test_trial_that_writes_into_a_shared_checkpoint_changes_only_its_copy(
     assert not list(Path(results.experiment_path).rglob("checkpoint_tmp*"))
 
 
-def go_on_in_place(config):
+def continue_in_place(config):
     """Save a checkpoint; the second attempt changes it in place and fails before it saves."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:
@@ -105,7 +105,7 @@ def go_on_in_place(config):
 
 def test_killed_attempt_that_changed_its_checkpoint_does_not_affect_the_next(storage, tmp_path):
     (result,) = fit(
-        go_on_in_place,
+        continue_in_place,
         {"failed": str(tmp_path / "failed")},
         storage_path=storage,
         max_failures=2,

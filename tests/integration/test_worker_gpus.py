@@ -32,7 +32,7 @@ __all__ = ["scheduler", "server", "uuids"]
 pytestmark = pytest.mark.integration
 
 
-def tells_what_it_sees(config):
+def reports_visible_devices(config):
 
     from tunemq_shared.trial.session import report
 
@@ -119,7 +119,7 @@ def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, schedule
         order(
             name,
             scheduler.start(
-                tells_what_it_sees, trial_number=number, resources=resources, devices=devices
+                reports_visible_devices, trial_number=number, resources=resources, devices=devices
             ),
         )
         for number, (name, (resources, devices)) in enumerate(given.items())
@@ -139,7 +139,7 @@ def test_trials_of_a_reused_process_see_their_own_gpu(worker, scheduler, uuids):
     instance_id = worker("one", "--gpus", ",".join(uuids)).registration(scheduler).instance_id
     for number, uuid in enumerate((*uuids, uuids[1])):
         start = scheduler.start(
-            tells_what_it_sees,
+            reports_visible_devices,
             trial_number=number,
             resources={"gpu": 1.0},
             devices={uuid: 1.0},
@@ -154,7 +154,7 @@ def test_gpus_without_names_leave_the_visible_devices_unchanged(worker, schedule
     one = worker("one", "--gpus", "2", CUDA_VISIBLE_DEVICES="")
     registration = one.registration(scheduler)
     assert (registration.gpus, registration.resources["gpu"]) == ((), 2.0)
-    start = scheduler.start(tells_what_it_sees, resources={"gpu": 1.0}, devices={"0": 1.0})
+    start = scheduler.start(reports_visible_devices, resources={"gpu": 1.0}, devices={"0": 1.0})
     scheduler.assign(registration.instance_id, order("t", start))
     eventually(lambda: seen(scheduler) == {"t": "anything"})
 

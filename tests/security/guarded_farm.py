@@ -94,7 +94,7 @@ class GuardedFarm:
         failed = self.scheduler.said(TrialFailed)
         return f"{said}\n{log.read_text() if log.exists() else ''}\n{failed}"
 
-    def family(self) -> list[int]:
+    def process_tree(self) -> list[int]:
         """The node and all below it."""
         assert self.worker is not None
         return process_tree_of(self.worker.pid)

@@ -71,7 +71,7 @@ def searched(farm, before, *options, owner=0):
     said = farm.scheduler.said
     eventually(lambda: said(CheckpointCommitted), within=60, message=farm.story)
     # All keys are in use, and in this moment in the memory of processes of the node.
-    held = b"".join(map(environ_of, farm.family()))
+    held = b"".join(map(environ_of, farm.process_tree()))
     assert all(key.encode() in held for key in farm.keys.values())
 
     planted = secrets.token_hex(20)

@@ -46,7 +46,7 @@ def pick(among: Sequence[Any], place: int) -> Any:
 
 
 @dataclass(eq=False)
-class Host:
+class SimulatedTrialProcess:
     trial: str
     attempt: int
     node: Node
@@ -67,7 +67,7 @@ class Node:
     instance_id: str
     #: Events of the node that the scheduler has not read yet.
     events: deque[m.NodeEvent] = field(default_factory=deque)
-    processes: dict[str, Host] = field(default_factory=dict)
+    processes: dict[str, SimulatedTrialProcess] = field(default_factory=dict)
     queues: dict[str, deque[Upload]] = field(default_factory=dict)
     bases: dict[tuple[str, int], str] = field(default_factory=dict)
 
@@ -201,7 +201,7 @@ class Farm(RuleBasedStateMachine):
 
     @precondition(lambda self: self.removing)
     @rule(which=PICK)
-    def go_on_removing(self, which: int) -> None:
+    def continue_removing(self, which: int) -> None:
         steps = pick(self.removing, which)
         if steps:
             steps.pop(0)()
@@ -213,7 +213,7 @@ class Farm(RuleBasedStateMachine):
         while self.removals:
             self.begin_removal(0)
         while self.removing:
-            self.go_on_removing(0)
+            self.continue_removing(0)
 
     @precondition(lambda self: not (self.removals or self.removing))
     @rule()
@@ -243,7 +243,9 @@ class Farm(RuleBasedStateMachine):
 
     def begin_process(self, order: c.StartTrial, damaged: int) -> None:
         node = next(one for one in self.nodes if one.instance_id == order.instance_id)
-        process = Host(order.trial, order.attempt, node, [0] * FILE_COUNT, step=order.last_step)
+        process = SimulatedTrialProcess(
+            order.trial, order.attempt, node, [0] * FILE_COUNT, step=order.last_step
+        )
         node.processes[order.trial] = process
         keys = [ref.key for ref in order.restore]
         for key, instead in zip(keys[:damaged], [*keys[1:], ""], strict=False):
@@ -258,10 +260,10 @@ class Farm(RuleBasedStateMachine):
             failed = m.TrialFailed(process.trial, process.attempt, "restore", "drawn", "", 0.0)
             self.gone(process, failed)
 
-    def processes(self) -> list[Host]:
+    def processes(self) -> list[SimulatedTrialProcess]:
         return [process for node in self.nodes for process in node.processes.values()]
 
-    def gone(self, process: Host, *events: m.NodeEvent) -> None:
+    def gone(self, process: SimulatedTrialProcess, *events: m.NodeEvent) -> None:
         del process.node.processes[process.trial]
         process.node.events += [*events, m.SlotFreed(process.trial, process.attempt)]
 
@@ -294,7 +296,7 @@ class Farm(RuleBasedStateMachine):
         for _ in range(times):
             self.save_once(pick(self.processes(), which), file, score)
 
-    def save_once(self, process: Host, file: int, score: float) -> None:
+    def save_once(self, process: SimulatedTrialProcess, file: int, score: float) -> None:
         queue = process.node.queues.setdefault(process.trial, deque())
         if len(queue) >= ROOM:
             return
@@ -365,7 +367,7 @@ class Farm(RuleBasedStateMachine):
 
     @precondition(lambda self: self.uploading())
     @rule(which=PICK)
-    def go_on_uploading(self, which: int) -> None:
+    def continue_uploading(self, which: int) -> None:
         node, trial = pick(self.uploading(), which)
         queue = node.queues[trial]
         upload = queue[0]
@@ -391,7 +393,7 @@ class Farm(RuleBasedStateMachine):
         node, trial = pick(self.uploading(), which)
         upload = node.queues[trial][0]
         while upload.steps:
-            self.go_on_uploading(self.uploading().index((node, trial)))
+            self.continue_uploading(self.uploading().index((node, trial)))
 
     @precondition(lambda self: self.uploading())
     @rule(which=PICK, straggles=st.booleans(), is_meant=RARELY)
@@ -444,7 +446,7 @@ class Farm(RuleBasedStateMachine):
         while self.uploading() or any(node.events for node in self.nodes):
             self.read_everything()
             if self.uploading():
-                self.go_on_uploading(0)
+                self.continue_uploading(0)
         assert self.runner.is_finished
         assert self.runner.uploading == 0
         self.remove_everything()

@@ -27,10 +27,10 @@ _CALM_LOOKS_S: Final = 5.0
 class SharedExecutor(FaultyTrialExecutor):
     """The experiment's end of a farm that it shares."""
 
-    api: Desk
+    api: SimulatedSupervisor
 
     def poll(self, timeout: float) -> list[m.Event]:
-        self.api.tell_usage()
+        self.api.report_usage()
         return [self.api.told(fact) for fact in super().poll(timeout)]
 
     def offer(self, offers: list[m.NodeOffered]) -> None:
@@ -38,7 +38,7 @@ class SharedExecutor(FaultyTrialExecutor):
         self._read_events += offers
 
 
-class Desk:
+class SimulatedSupervisor:
     """The supervisor's side: gives the allocator's offers to experiments, and their usage to it.
 
     Args:
@@ -125,7 +125,7 @@ class Desk:
                 pass
         return fact
 
-    def tell_usage(self) -> None:
+    def report_usage(self) -> None:
         """Tell the allocator the experiment's current usage."""
         if self.ask is not None:
             usage = self._pace.heard(self.ask(), self._farm.time.now)

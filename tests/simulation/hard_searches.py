@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tests.simulation.farm import CountingSink
 from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
-from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
+from tests.simulation.hard_desk import NAME, OWNER, SharedExecutor, SimulatedSupervisor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
 from tests.simulation.problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
@@ -84,7 +84,7 @@ class HardSearch:
         self.dispatcher = CountingSink()
         self.lives = 1
         self.progress = 0.0
-        self.api: Desk | None = None
+        self.api: SimulatedSupervisor | None = None
         self._dies = self._ends = ""
         self._left: set[str] = set()
         self._failed_at: float = -QUIET_S
@@ -174,7 +174,7 @@ class HardSearch:
         self.farm.bad[names[0]] = (bad, FOR_EVER)
         job = {"cpu": rng.choice([1.0, 2.0])}
         other = [(job, rng.uniform(20.0, 200.0)) for _ in range(rng.randint(0, 4))]
-        self.api = Desk(self.farm, rng, FairShareSettings(preempts=False), other)
+        self.api = SimulatedSupervisor(self.farm, rng, FairShareSettings(preempts=False), other)
 
     def _draw_troubles(self, rng: random.Random) -> None:
         """Create the farm, and plan its temporary and permanent faults."""
@@ -237,7 +237,7 @@ class HardSearch:
             other = [(job, rng.uniform(5.0, 100.0)) for _ in range(rng.randint(1, 6))]
         settings = FairShareSettings(quotas=quotas, preempts=rng.random() < 0.5)
         self.quotas = quotas.get(OWNER, {})
-        self.api = api = Desk(self.farm, rng, settings, other)
+        self.api = api = SimulatedSupervisor(self.farm, rng, settings, other)
 
         def drain(name: str, seconds: float) -> None:
             api.drain(name, 5.0)

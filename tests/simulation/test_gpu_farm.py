@@ -75,7 +75,7 @@ REQUESTS: Final = (
 )
 
 
-class Host(NamedTuple):
+class SimulatedTrialProcess(NamedTuple):
     """A trial process on a node, whether or not the scheduler receives messages of that node."""
 
     node: str
@@ -101,7 +101,7 @@ class GpuFarm(Story):
         self.current: dict[str, m.NodeJoined] = {}
         self.silent: set[str] = set()
         self.bad: dict[str, set[str]] = {}
-        self.processes: dict[tuple[str, int], Host] = {}
+        self.processes: dict[tuple[str, int], SimulatedTrialProcess] = {}
         #: Trials that will never start again, and those that will not on these machines.
         self.doomed: dict[str, int] = {}
         self.shuns: dict[str, set[str]] = {}
@@ -130,7 +130,7 @@ class GpuFarm(Story):
         n = self.runner.suggested
         self.tell(m.ConfigSuggested(n, f"t{n}", b"", "", dict(request)))
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Replace the scheduler by one that loads the snapshot of the old one."""
         runner = self.runner
         self.runner = TrialRunner.load(self.settings, dump(runner), dict(runner.finished))
@@ -140,7 +140,9 @@ class GpuFarm(Story):
 
     def start_process(self, order: c.StartTrial) -> None:
         node = self.runner.nodes[order.instance_id]
-        process = Host(order.instance_id, order.trial, order.attempt, dict(order.devices))
+        process = SimulatedTrialProcess(
+            order.instance_id, order.trial, order.attempt, dict(order.devices)
+        )
         assert order.instance_id not in self.silent
         assert not order.devices.keys() & self.bad[order.instance_id], "it is withheld"
         assert node.node not in self.shuns.get(order.trial, ())
@@ -154,7 +156,7 @@ class GpuFarm(Story):
                     taken[uuid] += other.devices[uuid]
         assert all(share <= 1 + SLACK for share in taken.values()), taken
 
-    def check_devices(self, request: dict[str, float], process: Host) -> None:
+    def check_devices(self, request: dict[str, float], process: SimulatedTrialProcess) -> None:
         wanted, memory = request.get("gpu", 0.0), request.get("gpu_memory", 0.0)
         kinds = [self.kinds[uuid] for uuid in process.devices]
         shares = list(process.devices.values())
@@ -182,7 +184,7 @@ class GpuFarm(Story):
         if trial is not None and trial.attempt == process.attempt and trial.status == "RUNNING":
             if self.chance.random() < 0.3:
                 self.report(process.trial, trial.last_step + 1, attempt=process.attempt)
-            self.say_how_it_ends(process)
+            self.report_how_it_ends(process)
         if process.devices:
             uses = (
                 DeviceUse(uuid, self.kinds[uuid].model, seconds=1.0, share=share)
@@ -192,7 +194,7 @@ class GpuFarm(Story):
         self.tell(m.SlotFreed(process.trial, process.attempt))
         del self.processes[process.trial, process.attempt]
 
-    def say_how_it_ends(self, process: Host) -> None:
+    def report_how_it_ends(self, process: SimulatedTrialProcess) -> None:
         how, trial, attempt = self.chance.random(), process.trial, process.attempt
         if how > 0.25 or self.is_calm:
             self.finish(trial, attempt)
@@ -302,7 +304,7 @@ class GpuFarm(Story):
         elif number % 31 == 0:
             self.a_node_is_lost_or_back()
         elif number % 30 == 0:
-            self.begin_anew()
+            self.restart()
         if number % 4 == 0:
             self.tell(m.Tick(self.runner.elapsed + 4.0))
         self.place()

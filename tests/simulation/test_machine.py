@@ -39,7 +39,7 @@ def pick(among: Sequence[Any], place: int) -> Any:
 
 
 @dataclass
-class Host:
+class SimulatedTrialProcess:
     step: int
     last_step: int
     run_until: Any
@@ -62,7 +62,7 @@ class Node:
     desired_state: DesiredState
     confirmed: tuple[int, int] = (0, 0)
     offers: int = 0
-    processes: dict[tuple[str, int], Host] = field(default_factory=dict)
+    processes: dict[tuple[str, int], SimulatedTrialProcess] = field(default_factory=dict)
     over: set[tuple[str, int]] = field(default_factory=set)
     starts: dict[tuple[str, int], m.TrialSpec] = field(default_factory=dict)
     said: list[m.NodeEvent] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Node:
         assert sum(1 for _ in self.processes) < 2, "more trial processes than slots"
         start = self.starts[key]
         step = start.restore[0].step if start.restore else 0
-        self.processes[key] = Host(
+        self.processes[key] = SimulatedTrialProcess(
             step, start.last_step, order.run_until, order.pause, order.at_checkpoint
         )
         self.said.append(m.TrialStarted(*key, 1, "process", "127.0.0.1", 0.0))
@@ -106,7 +106,7 @@ class Node:
         self.said += events
 
 
-class Mailed(CeleryTrialExecutor):
+class QueueingExecutor(CeleryTrialExecutor):
     """Puts orders into the command queues of these nodes; others send them."""
 
     def __init__(self, nodes: list[Node]) -> None:
@@ -141,7 +141,7 @@ class Drawn(RuleBasedStateMachine):
         self.auditor = JournalAuditor(self.settings, said=self.stated)
         self.journal_records: list[m.JournalRecord] = []
         self.nodes: list[Node] = []
-        self.sent_commands = Mailed(self.nodes)
+        self.sent_commands = QueueingExecutor(self.nodes)
         self.every: dict[str, Node] = {}
         self.term, self.lives, self.clock = 1, 0, 0.0
         for number in range(NODES):
@@ -218,7 +218,7 @@ class Drawn(RuleBasedStateMachine):
             again = replay(self.settings, self.journal_records)
         self.auditor.same_as(again)
         self.term += 1
-        self.sent_commands = Mailed(self.nodes)
+        self.sent_commands = QueueingExecutor(self.nodes)
         if cold:
             self.nodes.clear()
         for node in self.nodes:
@@ -385,13 +385,13 @@ class Drawn(RuleBasedStateMachine):
             self.auditor.check()
 
     @invariant()
-    def whoever_gives_way_runs(self) -> None:
+    def preempted_trials_run(self) -> None:
         if hasattr(self, "auditor"):
             for trial in self.runner.giving_way:
                 assert self.runner.live[trial].status == "RUNNING"
 
     @invariant()
-    def the_farm_is_told_what_is_held(self) -> None:
+    def farm_knows_the_held_resources(self) -> None:
         if hasattr(self, "auditor"):
             held = {
                 node: self.runner.placement.held(node)

@@ -44,13 +44,13 @@ def walk(seed: int) -> None:
                 case 7 | 8 if farm.removals:
                     farm.begin_removal(which)
                 case 9 | 10 if farm.removing:
-                    farm.go_on_removing(which)
+                    farm.continue_removing(which)
                 case 11 if not (farm.removals or farm.removing):
                     farm.collect()
                 case 12 | 13 | 14 if farm.processes():
                     farm.save(which, rng.randrange(4), rng.random(), 1)
                 case 15 | 16 if farm.uploading():
-                    farm.go_on_uploading(which)
+                    farm.continue_uploading(which)
                 case 17 if farm.uploading():
                     farm.upload_to_the_end(which)
                 case 18 if farm.processes():

@@ -56,7 +56,7 @@ def check_search(farm: SoakFarm) -> str:
     told = [_results_are_exact(farm, runner, configs, records)]
     if farm.algorithm == "asha":
         told.append(_decisions_replay(farm, header, journal_records))
-    _files_tell_the_same(farm, records)
+    _files_agree(farm, records)
     told.append(_store_is_whole(farm))
     told.append(_no_key_is_left(farm))
     told.append(_no_file_is_left(farm))
@@ -144,7 +144,7 @@ def _plan(prepared: Any) -> Any:
     )
 
 
-def _files_tell_the_same(farm: SoakFarm, records: list[c.NotifyResult]) -> None:
+def _files_agree(farm: SoakFarm, records: list[c.NotifyResult]) -> None:
     """Each trial's result.json has every recorded result once, in order."""
     wanted: dict[str, list[tuple[int, str]]] = {}
     for record in records:

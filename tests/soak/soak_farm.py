@@ -151,7 +151,7 @@ class Program:
         if self.process is not None:
             self.process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """SIGCONT."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
@@ -378,7 +378,7 @@ class SoakFarm:
                 "scheduler",
                 {
                     "kill": (scheduler.kill, self._start_scheduler),
-                    "stop": (scheduler.stop, scheduler.go_on),
+                    "stop": (scheduler.stop, scheduler.resume),
                     "cut": (self.to_scheduler.hold, self.to_scheduler.heal),
                 },
             ),
@@ -412,7 +412,7 @@ class SoakFarm:
                     f"node{number}",
                     {
                         "kill": (worker.kill, worker.start),
-                        "stop": (worker.stop, worker.go_on),
+                        "stop": (worker.stop, worker.resume),
                         "wipe": (wipe, worker.start),
                         "cut": (proxy.hold, proxy.heal),
                     },

@@ -48,7 +48,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
-class Host:
+class DrivenProcess:
     """The node's view of one trial process.
 
     It answers requests about checkpoints at once: the server's ``cache`` has room, and every
@@ -164,18 +164,18 @@ class Server:
             self.environment, log=str(root / "forkserver"), hostname="here", node_ip="127.0.0.1"
         )
         self.reports: list[ForkserverReport] = []
-        self.hosts: list[Host] = []
+        self.processes: list[DrivenProcess] = []
 
     def listen(self) -> None:
         """Read the reports that have arrived."""
         self.reports += self.client.read()
 
-    def said(self, kind: type[Any], host: str | None = None) -> list[Any]:
+    def said(self, kind: type[Any], process: str | None = None) -> list[Any]:
         """The forkserver's reports of one kind, about one trial process or all."""
         return [
             report
             for report in self.reports
-            if isinstance(report, kind) and (host is None or report.process == host)
+            if isinstance(report, kind) and (process is None or report.process == process)
         ]
 
     def warnings(self) -> list[str]:
@@ -208,22 +208,24 @@ class Server:
         )
         return TrialOrder(f"t{number}", 1, (), start=start)
 
-    def start(self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any) -> Host:
+    def start(
+        self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any
+    ) -> DrivenProcess:
         """Start a trial process for ``function``."""
         return self.start_order(self.order(function, number, **more), gpus)
 
-    def start_order(self, order: TrialOrder, gpus: Sequence[str] = ()) -> Host:
+    def start_order(self, order: TrialOrder, gpus: Sequence[str] = ()) -> DrivenProcess:
         """Start a trial process for an order that has a start."""
-        name = f"h{len(self.hosts)}"
-        host = Host(self, name, self.client.start(name, order, gpus), order)
-        self.hosts.append(host)
-        return host
+        name = f"h{len(self.processes)}"
+        process = DrivenProcess(self, name, self.client.start(name, order, gpus), order)
+        self.processes.append(process)
+        return process
 
     def close(self) -> None:
         """End the forkserver and all its trial processes."""
         self.client.close()
-        for host in self.hosts:
-            host.close()
+        for process in self.processes:
+            process.close()
 
 
 @pytest.fixture

@@ -55,21 +55,21 @@ class CutFarm(OwnFarm):
             stopped |= found
         return list(stopped)
 
-    def go_on(self, family: list[int]) -> None:
+    def resume(self, process_tree: list[int]) -> None:
         """Send SIGCONT to the stopped processes that still exist."""
-        for pid in family:
+        for pid in process_tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def kill(self, node: int) -> float:
         """Kill a whole machine at once; returns when."""
-        family = self.stop(node)
+        process_tree = self.stop(node)
         killed = time.monotonic()
-        for pid in family:
+        for pid in process_tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.nodes[node].process.wait()
-        eventually(lambda: not any(map(is_alive, family)))
+        eventually(lambda: not any(map(is_alive, process_tree)))
         return killed
 
     def close(self) -> None:

@@ -200,10 +200,10 @@ class ServedApi:
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = FakeExperimentControl(folder), FakeNodeControl()
         farm = described(str(folder / "store"), "a test", str(folder))
-        self.desk = FarmApi(self.queue, self.experiments, self.nodes, folder, farm)
+        self.farm_api = FarmApi(self.queue, self.experiments, self.nodes, folder, farm)
         self.server = RequestServer(
             url,
-            self.desk,
+            self.farm_api,
             DoneRequests(folder / ".farm" / "requests"),
             lambda: term,
             self.keys,
@@ -262,6 +262,6 @@ def served(
     url: str, client: redis.Redis, folder: Path, term: int = 7, keys: LiveKeys | None = None
 ) -> Iterator[ServedApi]:
     """Serve and announce a farm API."""
-    with ServedApi(url, folder, term, keys) as desk:
-        desk.announce(client)
-        yield desk
+    with ServedApi(url, folder, term, keys) as api:
+        api.announce(client)
+        yield api

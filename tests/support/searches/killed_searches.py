@@ -234,7 +234,7 @@ class RunningSearch:
         eventually(is_there, within=60, message=lambda: f"{part}: {found}{self}")
         return found[0]
 
-    def families(self) -> set[int]:
+    def process_trees(self) -> set[int]:
         """The pids of the process trees that trials have started."""
         files = (self.folder / "families").glob("*[0-9]")
         return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
