@@ -36,7 +36,7 @@ def through(proxy: TcpProxy, minio: ObjectServer, bucket: str) -> tuple[str, dic
 
 
 @pytest.mark.parametrize("how", ["hold", pytest.param("silent", marks=pytest.mark.soak), "cut"])
-def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints_follow(
+def test_f09_results_are_recorded_during_a_store_outage_and_checkpoints_follow(
     tmp_path: Path, minio: ObjectServer, bucket: str, way, how: str
 ) -> None:
     proxy = way(minio)

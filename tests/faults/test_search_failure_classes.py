@@ -114,7 +114,7 @@ def test_f23_cuda_out_of_memory_is_retried_when_asked_for(start):
     assert "failure 2 of at most 2" in failures_of(search, 0)
 
 
-def test_trials_beside_one_that_kills_its_forkserver_finish_where_no_loss_is_allowed(start):
+def test_trials_beside_a_forkserver_killer_finish_with_no_failures_allowed(start):
     ways = ["continues", "kills_its_forkserver", "continues"]
     search = start(ways=ways, at_step=1, cpus=3, failures={"max_node_losses": 0})
     results = results_of(search)

@@ -193,7 +193,7 @@ def test_killed_watchdog_ends_the_farm_and_the_handle_says_so():
     farm.stop()
 
 
-def test_a_folder_that_a_killed_watchdog_left_is_removed_by_the_next_one():
+def test_folder_left_by_a_killed_watchdog_is_removed_by_the_next():
     farm = start_farm("exec sleep 600")
     eventually(lambda: os.path.exists(os.path.join(farm.folder, "lock")))
     os.kill(farm.watchdog_pid, signal.SIGKILL)

@@ -426,7 +426,7 @@ def test_client_of_a_redis_that_refuses_writes_reports_that_and_no_missing_sched
     assert not server.client.exists(redis_keys.REQUESTS)
 
 
-def test_client_is_told_at_once_that_redis_refuses_writes_while_a_lease_is_there(
+def test_client_reports_at_once_that_redis_refuses_writes_while_a_lease_exists(
     api, client, server, refusing
 ):
     began = time.monotonic()

@@ -65,7 +65,7 @@ def test_head_watch_sees_disks_and_the_note_of_the_last_backup(
         ended(watch)
 
 
-def test_head_watch_without_room_for_files_or_rights_says_that_nothing_can_be_written(
+def test_head_watch_without_space_or_permission_reports_an_unwritable_folder(
     tmp_path: Path,
 ):
     program = (

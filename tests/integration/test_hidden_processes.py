@@ -83,7 +83,7 @@ def test_scheduler_that_does_not_see_its_forkserver_starts_each_search_once(farm
     assert "is started again" not in farm.said()
 
 
-def test_second_scheduler_that_does_not_see_the_first_leaves_it_the_farm(farm):
+def test_second_scheduler_that_cannot_see_the_first_does_not_take_its_farm(farm):
     first = farm.start_scheduler()
     farm.add_worker("one")
     farm.has_nodes("one")

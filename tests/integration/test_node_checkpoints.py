@@ -305,7 +305,7 @@ def test_uploads_continue_after_the_trial_and_a_new_node_reuses_them(
         again.end()
 
 
-def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
+def test_damaged_copy_on_the_disk_is_downloaded_again(node, scheduler, store, tmp_path):
     scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     # An unfinished trial would be killed for its successor.
@@ -353,7 +353,7 @@ def test_trial_processes_write_to_a_local_store_directly(node, scheduler, tmp_pa
     assert not (node.folder / "transfers.log").exists()
 
 
-def test_a_trial_is_killed_at_a_failpoint_and_leaves_nothing_behind(
+def test_trial_killed_at_a_failpoint_leaves_no_file(
     server, scheduler, store, minio, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(FAILPOINTS, "cache.after_rename=kill@2")

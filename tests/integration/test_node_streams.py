@@ -153,7 +153,7 @@ def test_events_of_an_experiment_whose_stream_expired_are_dropped_in_the_end(nod
     eventually(lambda: story_of(two) == STORY, message=node.log)
 
 
-def test_a_module_that_cannot_be_preloaded_is_told_to_each_experiment_once(node, one, two):
+def test_module_that_cannot_be_preloaded_is_reported_once_to_each_experiment(node, one, two):
     environment = Environment(sys.executable, ("no_such_module",), {"PATH": os.environ["PATH"]}, ())
     starts = {
         trial: scheduler.start(three_results, environment=environment, trial_number=number)

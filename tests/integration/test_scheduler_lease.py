@@ -225,7 +225,7 @@ def test_scheduler_with_new_streams_deletes_those_it_does_not_keep(claim, redis)
     line.close()
 
 
-def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypatch):
+def test_wiped_redis_does_not_reinstate_a_replaced_scheduler(claim, redis, monkeypatch):
     zombie = claim(holder=elsewhere(LeaseHolder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)

@@ -151,7 +151,7 @@ def test_a_class_that_failed_continues_from_its_checkpoint_with_its_counts(kind,
 
 
 @pytest.mark.parity(101)
-def test_a_class_saves_as_often_as_it_is_told_to():
+def test_class_saves_at_its_checkpoint_frequency():
     (result,) = fit(Learns, checkpoint_frequency=3, stop={"training_iteration": 8})
 
     steps = [metrics["training_iteration"] for _, metrics in result.best_checkpoints]
@@ -201,7 +201,7 @@ def test_without_a_score_the_newest_checkpoints_are_kept():
 
 
 @pytest.mark.parity(44, 38)
-def test_a_checkpoint_made_of_a_dict_comes_back_as_one(space):
+def test_checkpoint_from_a_dict_is_loaded_as_a_dict(space):
     def train(config):
         checkpoint = tune.get_checkpoint()
         n = checkpoint.to_dict()["n"] if checkpoint else 0

@@ -236,7 +236,7 @@ def optuna_losses(**options):
 
 
 @pytest.mark.parity(173)
-def test_optuna_finds_a_good_point_and_the_same_ones_again_with_one_trial_at_a_time():
+def test_optuna_with_one_trial_at_a_time_finds_a_good_point_reproducibly():
     first = optuna_losses(num_samples=30, max_concurrent_trials=1, seed=2)
 
     assert min(first) < 0.01
@@ -282,7 +282,7 @@ def test_resources_may_be_a_function_of_the_configuration():
 
 
 @pytest.mark.parity(85)
-def test_a_placement_group_is_added_up_and_one_cpu_is_the_default():
+def test_placement_group_is_summed_and_one_cpu_is_the_default():
     bundles = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 0.5}])
 
     (grouped,) = fit(tune.with_resources(says_resources, bundles))

@@ -254,7 +254,7 @@ def test_a_result_can_be_read_from_its_folder_later(results):
     assert again.metrics["loss"] == 2.0
 
 
-def test_get_results_gives_what_fit_gave():
+def test_get_results_equals_the_result_of_fit():
     search = tuner(falls, {"a": 1.0})
 
     assert search.fit() is search.get_results()

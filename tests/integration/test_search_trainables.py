@@ -87,7 +87,7 @@ def reports_from_threads(config):
     tune.report({"thread": -1, "count": 0})
 
 
-def test_threads_of_a_trial_may_report_beside_one_another():
+def test_threads_of_a_trial_may_report_concurrently():
     (result,) = fit(reports_from_threads, {"threads": 3})
 
     lines = results_of(result)

@@ -128,7 +128,7 @@ def test_a_cache_of_another_user_is_refused_and_left_alone(rejected, open_folder
     assert (cache / "mine").stat().st_uid == cache.stat().st_uid == 0
 
 
-def test_folders_of_a_worker_with_another_trial_user_are_made_anew(
+def test_folders_of_a_worker_with_another_trial_user_are_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("root, to give folders away", os.geteuid() == 0 or None)
@@ -198,7 +198,7 @@ def test_link_as_workdir_is_refused_with_the_reason(tmp_path):
         claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
 
 
-def test_an_empty_folder_becomes_the_workers_and_one_that_others_write_to_is_refused(tmp_path):
+def test_empty_workdir_is_accepted_and_one_writable_by_others_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o711

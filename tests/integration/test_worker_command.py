@@ -104,13 +104,13 @@ def test_a_worker_without_an_address_says_how_to_give_it(command):
     assert "--redis redis://host:6379/0" in rejected.said
 
 
-def test_a_worker_with_a_wrong_address_says_what_one_looks_like(command):
+def test_worker_with_an_invalid_address_shows_a_valid_example(command):
     rejected = command("--redis", "http://somewhere")
     assert rejected.ends() == 64
     assert "redis://user:password@host:6379/0" in rejected.said
 
 
-def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(command, tmp_path):
+def test_worker_waits_for_a_missing_redis_with_a_notice(command, tmp_path):
     waiting = command("--redis", "redis://127.0.0.1:1/0", "--workdir", str(tmp_path / "w"))
     waiting.says("127.0.0.1:1 cannot be reached")
     waiting.send(signal.SIGINT)
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_an_idle_worker_at_once_and_deregisters(worker, scheduler):
     eventually(lambda: not any(map(is_alive, process_tree)))
 
 
-def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, scheduler):
+def test_trials_of_a_stopping_worker_save_and_exit(worker, scheduler):
     instance_id = worker.instance_id(scheduler)
     scheduler.assign(instance_id, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(ResultReported))

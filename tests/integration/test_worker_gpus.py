@@ -215,7 +215,7 @@ def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler)
     assert scheduler.deregistrations() == [instance_id]
 
 
-def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(worker, scheduler):
+def test_trial_of_a_stopping_worker_runs_until_it_has_saved(worker, scheduler):
     one = worker("one", "--gpus", "0", "--grace", "240")
     instance_id = one.registration(scheduler).instance_id
     scheduler.assign(instance_id, order("t", scheduler.start(saves_every_third_step)))

@@ -63,7 +63,7 @@ def test_doctor_runs_every_check_on_the_healthy_farm(farm: ExaminedFarm):
     assert wanted <= set(said)
 
 
-def test_the_page_says_what_each_check_means(farm: ExaminedFarm):
+def test_doctor_page_explains_each_check(farm: ExaminedFarm):
     page = (Path(__file__).parents[2] / "docs" / "farm.md").read_text(encoding="utf-8")
     section = page.partition("## Checking a farm")[2].partition("\n## ")[0]
     checks = {one.check for one in farm.examined().findings}
@@ -164,7 +164,7 @@ def test_doctor_escapes_text_from_other_machines():
     ]
 
 
-def test_a_finding_has_a_fix_where_something_is_wrong_and_only_there():
+def test_finding_has_a_fix_only_where_something_is_wrong():
     for level, fix in (
         (FindingLevel.OK, "do"),
         (FindingLevel.WARNING, ""),
@@ -184,7 +184,7 @@ def test_doctor_with_a_misspelt_variable_names_the_one_that_was_meant(farm: Exam
     assert "did you mean TUNEMQ_TRIAL_ENV?" in finding.what
 
 
-def test_json_is_one_line(farm: ExaminedFarm):
+def test_doctor_json_is_one_line(farm: ExaminedFarm):
     said = farm.doctor("--json").stdout
     assert said.count("\n") == 1
     found = json.loads(said)

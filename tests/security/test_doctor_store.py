@@ -254,7 +254,7 @@ def test_a_served_folder_is_tried_with_its_keys(shared_served: ObjectServer):
         assert not list(objects.list())
 
 
-def test_keys_of_a_served_folder_that_workers_have_are_said_to_be_all_powerful(
+def test_keys_of_a_served_folder_given_to_workers_are_reported_as_unrestricted(
     shared_served: ObjectServer,
 ):
     address = shared_served.address(shared_served.create_bucket(), "farm")

@@ -80,5 +80,5 @@ def test_the_numbers_of_the_page_are_those_of_the_code():
     assert f"a head of {HEAD_BYTES} bytes" in PAGE
 
 
-def test_reasons_that_honest_machines_give_are_on_the_page():
+def test_rejection_reasons_of_honest_machines_are_on_the_keys_page():
     assert not [reason for reason in OFTEN_HONEST if f"`{reason}`" not in PAGE]

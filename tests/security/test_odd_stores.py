@@ -96,7 +96,7 @@ def test_unknown_keys_that_are_denied_access_count_as_unknown():
     assert levels(found) == {}
 
 
-def test_known_keys_are_told_from_unknown_ones():
+def test_known_keys_are_distinguished_from_unknown_ones():
     with odd_store(_known) as address:
         (finding,) = (one for one in probe_store(address, _ENVIRON) if one.check == "store-keys")
     assert finding.refuses

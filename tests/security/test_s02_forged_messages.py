@@ -126,7 +126,7 @@ def test_s02_signed_order_of_a_wrong_type_fails_its_trial_within_seconds(worker,
     worker.rejected(command__unreadable=1)
 
 
-def test_s02_a_worker_believes_no_forged_reply(worker):
+def test_s02_worker_rejects_forged_replies(worker):
     scheduler, instance_id = worker.scheduler, worker.registered()
     scheduler.assign(instance_id, order("t", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(m.ResultReported), within=60, message=lambda: worker.said)

@@ -148,7 +148,7 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
     assert reasons(api) == {"unknown_key"}
 
 
-def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, keys, monkeypatch):
+def test_s02_farm_that_lost_its_keys_is_rejected(server, tmp_path, keys, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with (
         served(server.url, server.client, tmp_path / "results") as api,
@@ -200,7 +200,7 @@ def test_s02_forged_request_is_rejected_and_the_next_request_is_done(api, ada, s
 
 
 @pytest.mark.usefixtures("patient")
-def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(api, ada, server):
+def test_s02_forged_answer_is_rejected_and_the_true_one_accepted(api, ada, server):
     with api.lock:
         thread, found = asking(ada, SUBMIT, a.ExperimentSubmitted)
         key = redis_keys.answer(captured(server)[b"id"].decode())

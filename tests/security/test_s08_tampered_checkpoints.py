@@ -43,7 +43,7 @@ def forge(objects: ObjectStore, key: str, content: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_s08_a_forged_checkpoint_is_found_and_named_and_the_one_before_used(start, tmp_path):
+def test_s08_forged_checkpoint_is_named_and_the_previous_one_used(start, tmp_path):
     search = start(trials=1, steps=30, save_every=10, step_s=0.05, kept=3, gate=20)
     trial = search.trial(0)
     before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1).event

@@ -175,7 +175,7 @@ def is_ours(lease: SchedulerLease) -> bool:
     return True
 
 
-def test_requests_and_output_continue_behind_huge_entries(server, tmp_path: Path):
+def test_requests_and_output_continue_after_huge_entries(server, tmp_path: Path):
     server.client.xadd(names.REQUESTS, {"body": HUGE})
     with served(server.url, server.client, tmp_path) as _, FarmClient(server.url) as asker:
         assert asker.farm().store

@@ -55,7 +55,7 @@ def test_request_stream_leaves_out_fields_that_no_request_has(server: RedisServe
     assert len(entry) < 20
 
 
-def test_request_stream_takes_no_more_in_one_go_than_it_has_room_for(server: RedisServer):
+def test_request_stream_reads_at_most_its_memory_budget_at_once(server: RedisServer):
     fields = {f"field{number}": b"x" * FIELD_BYTES for number in range(8)}
     for _ in range(40):
         server.client.xadd(redis_keys.REQUESTS, fields)

@@ -36,7 +36,7 @@ def test_forkserver_killers_end_and_innocent_trials_of_all_searches_finish(
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_f22_one_accident_beside_killers_ends_no_innocent_trial(nodes: int) -> None:
+def test_f22_single_accident_beside_node_killers_ends_no_innocent_trial(nodes: int) -> None:
     for seed in range(12):
         farm = KillerFarm(seed, nodes=nodes, limit=1, accidents=1)
         farm.run()

@@ -104,7 +104,7 @@ def counted_calls() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("limits", [{}, {"in_experiment": 100, "max_bytes": 120}])
-def test_an_event_late_in_the_search_takes_no_more_calls_than_an_early_one(
+def test_late_event_takes_no_more_calls_than_an_early_one(
     limits: dict[str, int],
 ) -> None:
     run = search(trials=3_000, nodes=20, deaths=0.0, **limits)
