@@ -1,4 +1,4 @@
-"""Scripts as users write and start them, each with its farm, in folders of their own."""
+"""Scripts as users write and start them, each with its farm, in separate folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments of a farm know nothing of each other: not their code, not their troubles."""
+"""Experiments of a farm are isolated from each other's code and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The farm page of README, followed to the letter, on machines of their own: network namespaces."""
+"""The farm page of README, followed to the letter, on separate machines: network namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the files that a farm's scheduler keeps of itself, its journals' among them."""
+"""Readers of the files that a farm's scheduler writes for itself, with its journals."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_doctor_with_a_file_without_keys_of_another_role_names_the_file(
 def test_doctor_with_a_role_s_keys_that_may_do_everything_reports_forged_journals(
     farm: ExaminedFarm, role: str, user: str
 ):
-    """As where all roles have the scheduler's keys, or the server's own."""
+    """All roles have the scheduler's keys, or the server's own."""
     of_root = farm.server.environ if user == "root" else None
     file = farm.store_keys("scheduler", keys=of_root)
     found = farm.examined(f"--store-keys={role}={file}")
@@ -144,7 +144,7 @@ def test_doctor_with_store_keys_that_name_no_role_or_file_ends_with_2(
 
 
 def test_doctor_without_the_scheduler_takes_the_store_from_its_options(farm: ExaminedFarm):
-    """As on a head where the scheduler ended because its store is down."""
+    """A head whose scheduler ended because its store is down."""
     variables = {
         "TUNEMQ_SCHEDULER_OPTIONS": "--metrics 127.0.0.1:0 --store s3://a-b/c?endpoint=http://127.0.0.1:1"
     }

@@ -1,4 +1,4 @@
-"""S01: no data becomes code but in one place, and in no process that holds a farm's keys."""
+"""S01: data becomes code in one place only, and in no process that holds a farm's keys."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_s07_role_key_cannot_change_its_secret_or_make_service_accounts(shelf: B
 
 @pytest.mark.parametrize("role", ROLES)
 def test_s07_forged_uploads_with_a_roles_access_key_are_refused(shelf: Bucket, role: str):
-    """Whatever the server's version: this one takes them from keys without these policies."""
+    """The policies prevent them; from keys without these policies this server accepts them."""
     asker = _Asker(shelf.server.url, "")
     before = shelf.names()
     for folder, name in (("farm", "forged"), *(key.rsplit("/", 1) for key in ALL)):

@@ -97,7 +97,7 @@ def _dependencies() -> list[str]:
 
 
 def test_s15_each_message_type_has_a_length_limit_checked_first() -> None:
-    """Which is done with messages that are longer: tests/security/test_ten_thousand_messages.py."""
+    """What happens to longer messages: tests/security/test_ten_thousand_messages.py."""
     known = {name: size for name, size in vars(message_limits).items() if "BYTES" in name}
     assert len(known) >= 10
     assert all(2**7 < size <= 64 * 2**20 for size in known.values())

@@ -1,4 +1,4 @@
-"""Searches on a farm that may lack anything for good, and their outcomes.
+"""Searches on a farm that may lack anything permanently, and their outcomes.
 
 python -m tests.simulation.hard_searches 1234
 python -m tests.simulation.hard_searches 1234 storage

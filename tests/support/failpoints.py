@@ -1,4 +1,4 @@
-"""The names of all failpoints, as they stand in the code."""
+"""The names of all failpoints in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A farm of a test's own: a real Redis that can be wiped, stopped and killed, and real nodes.
+"""A farm for one test: a real Redis that can be wiped, stopped and killed, and real nodes.
 
 The script's own farm is replaced by it, so a search runs on it as on any other; it runs in a
 thread, and the test's thread disturbs. `tests.support.searches.chain` tells afterwards whether

@@ -1,4 +1,4 @@
-"""Every search that a test runs in its own process leaves a journal that stands up to a check.
+"""Check the journal of every search that a test runs in its own process.
 
 Replayed, the journal must give the state that the live runner had; and the same results, handed in
 the same order to fresh algorithms that are asked about each, must come to the same decisions,
