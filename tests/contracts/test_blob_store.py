@@ -57,7 +57,7 @@ class TestBlobStore:
     """The test suite of the contract."""
 
     @pytest.mark.parametrize("size", [0, 1, 1000, LARGE])
-    def test_what_was_put_is_fetched_whole_and_read_only(self, store, folder, size):
+    def test_stored_blob_is_fetched_whole_and_read_only(self, store, folder, size):
         data = os.urandom(size)
         ref = store.put(data)
         assert (ref.sha256, ref.size) == (hashlib.sha256(data).hexdigest(), size)
@@ -77,20 +77,20 @@ class TestBlobStore:
         ]
         assert len(set(refs)) == 1
 
-    def test_what_is_there_is_not_sent_again(self, store, place):
+    def test_blob_in_the_store_is_not_sent_again(self, store, place):
         ref = store.put(b"code")
         before = place.writes()
         assert list(before) == [ref.sha256]
         assert store.put(b"code") == ref
         assert place.writes() == before
 
-    def test_what_is_here_is_not_read_again(self, store, folder):
+    def test_blob_on_this_machine_is_not_read_again(self, store, folder):
         ref = store.put(b"code")
         inode = Path(store.fetch(ref, folder).path).stat().st_ino
         nowhere = msgspec.structs.replace(ref, store="", path="/nowhere")
         assert Path(store.fetch(nowhere, folder).path).stat().st_ino == inode
 
-    def test_another_process_needs_the_reference_only(self, store, folder):
+    def test_another_process_needs_only_the_reference(self, store, folder):
         ref = msgspec.msgpack.decode(msgspec.msgpack.encode(store.put(b"code")), type=BlobRef)
         if ref.store:
             assert place_of(ref).endswith(f"/some/where/blobs/{ref.sha256}")
@@ -99,15 +99,13 @@ class TestBlobStore:
         else:
             assert read_blob(ref) == b"code"
 
-    def test_what_is_missing_is_said_to_be_and_leaves_nothing(self, store, folder):
+    def test_missing_blob_is_reported_and_leaves_nothing(self, store, folder):
         ref = msgspec.structs.replace(store.put(b"code"), sha256="0" * 64)
         with pytest.raises(BlobCorrupt, match=f"no blob .*blobs/{'0' * 64}"):
             store.fetch(ref, folder)
         assert os.listdir(folder.root) == []
 
-    def test_what_is_not_what_its_name_says_is_refused_and_leaves_nothing(
-        self, store, place, folder
-    ):
+    def test_blob_with_wrong_content_is_rejected_and_leaves_nothing(self, store, place, folder):
         ref = store.put(b"code")
         self.damage(place, ref.sha256, b"c0de")
         with pytest.raises(BlobCorrupt, match=f"{ref.sha256} is damaged: it has 4 bytes"):
@@ -117,19 +115,19 @@ class TestBlobStore:
             store.fetch(ref, folder)
         assert os.listdir(folder.root) == []
 
-    def test_what_has_another_size_there_is_sent_again(self, store, place, folder):
+    def test_blob_with_another_size_in_the_store_is_sent_again(self, store, place, folder):
         ref = store.put(b"code")
         self.damage(place, ref.sha256, b"cut")
         store.put(b"code")
         assert read_blob(store.fetch(ref, folder)) == b"code"
 
     @pytest.mark.parametrize("name", ["", "../../passwd", "0" * 63, "0" * 63 + "G"])
-    def test_a_name_that_is_no_hash_is_refused(self, store, folder, name):
+    def test_name_that_is_no_hash_is_rejected(self, store, folder, name):
         ref = msgspec.structs.replace(store.put(b"code"), sha256=name)
         with pytest.raises(BlobCorrupt, match="not the name of a blob"):
             store.fetch(ref, folder)
 
-    def test_a_file_that_cannot_be_read_is_named(self, store, tmp_path):
+    def test_unreadable_file_is_named(self, store, tmp_path):
         with pytest.raises(StoreError, match=r"none cannot be read: No such file"):
             store.put_file(tmp_path / "none")
 
@@ -147,7 +145,7 @@ class TestBlobStore:
             objects.put_bytes(f"blobs/{sha256}", content)
 
 
-def test_a_server_that_does_not_answer_is_tried_until_the_time_is_over(minio, folder):
+def test_server_that_does_not_answer_is_retried_until_the_timeout(minio, folder):
     address = minio.address(minio.create_bucket())
     with open_blobs(address) as store:
         ref = store.put(b"code")

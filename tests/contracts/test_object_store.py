@@ -54,28 +54,28 @@ def put(objects: RemoteObjects, key: str, path: Path, cancel: CancelToken | None
 class TestObjectStore:
     """The test suite of the contract."""
 
-    def test_a_place_that_can_be_used_is_left_as_it_was(self, objects, monkeypatch):
+    def test_probe_of_a_usable_place_leaves_it_unchanged(self, objects, monkeypatch):
         monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # on a busy machine
         objects.probe()
         assert list(objects.list()) == []
 
-    def test_bytes_come_back(self, objects):
+    def test_bytes_round_trip(self, objects):
         for data in (b"", b"x", os.urandom(2**20)):
             objects.put_bytes("a/b", data)
             assert objects.get_bytes("a/b", limit=2**20) == data
 
-    def test_an_object_may_be_written_again(self, objects):
+    def test_object_may_be_overwritten(self, objects):
         objects.put_bytes("a", b"old")
         objects.put_bytes("a", b"new")
         assert objects.get_bytes("a", limit=3) == b"new"
 
-    def test_more_bytes_than_are_wanted_are_not_read(self, objects):
+    def test_read_returns_no_more_bytes_than_wanted(self, objects):
         objects.put_bytes("a", bytes(100))
         with pytest.raises(ObjectSizeMismatch, match="at most 99 bytes, got 100"):
             objects.get_bytes("a", limit=99)
 
     @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, LARGE])
-    def test_files_of_all_sizes_come_back(self, objects, tmp_path, size):
+    def test_files_of_all_sizes_round_trip(self, objects, tmp_path, size):
         make_file(tmp_path / "file", size)
         put(objects, "t/c/file", tmp_path / "file")
         assert [found[:2] for found in objects.list("t/")] == [("t/c/file", size)]
@@ -83,7 +83,7 @@ class TestObjectStore:
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
     @pytest.mark.parametrize("size", [1000, LARGE])
-    def test_a_file_that_is_not_what_it_was_makes_no_object(self, objects, tmp_path, size):
+    def test_file_that_changes_during_its_upload_makes_no_object(self, objects, tmp_path, size):
         path = tmp_path / "file"
         size, sha256 = make_file(path, size)
         wrong = [
@@ -98,7 +98,7 @@ class TestObjectStore:
         assert objects.abort_uploads(lambda _key: True) == 0
 
     @pytest.mark.parametrize("size", [0, 10, LARGE])
-    def test_an_object_of_another_size_is_found(self, objects, tmp_path, size):
+    def test_object_of_another_size_is_detected(self, objects, tmp_path, size):
         make_file(tmp_path / "file", size)
         put(objects, "a", tmp_path / "file")
         for expected in {size + 1, max(size - 1, 0), size + 2 * PART} - {size}:
@@ -106,7 +106,7 @@ class TestObjectStore:
                 objects.get_file("a", tmp_path / "copy", size=expected, cancel=CancelToken(200))
             (tmp_path / "copy").unlink()
 
-    def test_an_object_that_is_missing_is_said_to_be(self, objects, tmp_path):
+    def test_missing_object_is_reported(self, objects, tmp_path):
         with pytest.raises(NoSuchObject, match="nowhere"):
             objects.get_bytes("nowhere", limit=1)
         for size in (1, LARGE):
@@ -122,7 +122,7 @@ class TestObjectStore:
         objects.delete(keys)
         assert list(objects.list()) == []
 
-    def test_all_that_begins_with_a_prefix_is_listed_in_order(self, objects, server):
+    def test_keys_with_a_prefix_are_listed_in_order(self, objects, server):
         for key in ("b/1", "a/2", "a/1", "a-1", "ä/ü ?#%+&"):
             objects.put_bytes(key, b"12345")
         assert [found.key for found in objects.list("a/")] == ["a/1", "a/2"]
@@ -133,7 +133,7 @@ class TestObjectStore:
         assert all(found.size == 5 and found.modified > 1e9 for found in objects.list())
         assert list(objects.list("c")) == []
 
-    def test_more_objects_than_one_answer_holds_are_listed(self, objects):
+    def test_more_objects_than_one_reply_holds_are_listed(self, objects):
         keys = [f"{n:04d}" for n in range(1100)]
 
         def put_one(key: str, cancel: CancelToken) -> None:
@@ -143,7 +143,7 @@ class TestObjectStore:
         assert [found.key for found in objects.list()] == keys
 
     @pytest.mark.parametrize("key", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "a\0b"])
-    def test_a_key_never_leaves_the_prefix(self, objects, key, tmp_path):
+    def test_key_never_leaves_the_prefix(self, objects, key, tmp_path):
         (tmp_path / "file").touch()
         for use in (
             lambda: objects.put_bytes(key, b""),
@@ -171,7 +171,7 @@ class TestObjectStore:
             put(objects, f"{longest}k", tmp_path / "file")
         assert TRAFFIC.so_far().failures == before
 
-    def test_what_is_beside_the_prefix_is_not_seen(self, server):
+    def test_objects_beside_the_prefix_are_not_listed(self, server):
         bucket = server.create_bucket()
         with server.objects(bucket, "exp") as ours, server.objects(bucket, "exp2") as theirs:
             theirs.put_bytes("a", b"")
@@ -179,7 +179,7 @@ class TestObjectStore:
             assert ours.abort_uploads(lambda _key: True) == 0
 
     @pytest.mark.parity(151)
-    def test_a_transfer_that_is_called_off_ends_and_leaves_nothing(self, objects, tmp_path):
+    def test_cancelled_transfer_ends_and_leaves_nothing(self, objects, tmp_path):
         make_file(tmp_path / "file", LARGE)
         cancel = CancelToken()
         cancel.cancel()
@@ -198,7 +198,7 @@ def unfinished(objects: RemoteObjects) -> set[str]:
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
-def test_parts_that_a_dead_writer_sent_are_thrown_away(shared_minio):
+def test_parts_of_a_dead_writer_are_removed(shared_minio):
     with shared_minio.objects(shared_minio.create_bucket(), "exp") as objects:
         for key in ("ours/a", "theirs/b"):
             objects._client.create_upload(objects._name(key), "it cannot be written")
@@ -207,7 +207,7 @@ def test_parts_that_a_dead_writer_sent_are_thrown_away(shared_minio):
         assert objects.abort_uploads(lambda _key: True) == 1
 
 
-def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
+def test_file_whose_first_parts_the_server_forgot_is_sent_again(
     shared_minio, tmp_path, monkeypatch
 ):
     need("MinIO, which lists unfinished uploads", not isinstance(shared_minio, ServedFolder))
@@ -227,7 +227,7 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
-def test_a_transfer_under_way_can_be_called_off(shared_minio, tmp_path, monkeypatch):
+def test_running_transfer_can_be_cancelled(shared_minio, tmp_path, monkeypatch):
     make_file(tmp_path / "file", 4 * PART)
     cancel = CancelToken()
     monkeypatch.setattr(remote_objects, "failpoint", lambda _name: cancel.cancel())

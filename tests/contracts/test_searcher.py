@@ -101,7 +101,7 @@ def domains_in(node: Any) -> bool:
 
 
 @pytest.mark.parity(173)
-def test_it_gives_num_samples_configurations_and_then_says_so(
+def test_search_gives_num_samples_configurations_and_then_ends(
     make: Callable[..., SearchGenerator],
 ) -> None:
     algorithm = make(12)
@@ -110,7 +110,7 @@ def test_it_gives_num_samples_configurations_and_then_says_so(
     assert algorithm.suggest(12, "t12") is Searcher.FINISHED
 
 
-def test_an_endless_search_continues(make: Callable[..., SearchGenerator]) -> None:
+def test_endless_search_continues(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make(-1)
     assert algorithm.total is None
     assert len(play(algorithm, limit=30)) == 30
@@ -140,13 +140,15 @@ def test_tags_begin_with_the_number_and_values_have_flat_names(
         assert suggestion.evaluated_params.keys() == {"x", "opt/kind", "twice"}
 
 
-def test_the_same_seed_and_story_give_the_same_configurations(
+def test_same_seed_and_results_give_the_same_configurations(
     make: Callable[..., SearchGenerator],
 ) -> None:
     assert play(make()) == play(make())
 
 
-def test_a_resumed_search_gives_only_what_is_left(make: Callable[..., SearchGenerator]) -> None:
+def test_resumed_search_gives_only_the_remaining_configurations(
+    make: Callable[..., SearchGenerator],
+) -> None:
     whole = play(make())
     resumed = make()
     for n, suggestion in enumerate(whole[:5]):
@@ -158,7 +160,7 @@ def test_a_resumed_search_gives_only_what_is_left(make: Callable[..., SearchGene
         assert rest == whole[5:]
 
 
-def test_live_trials_are_limited(make: Callable[..., SearchGenerator]) -> None:
+def test_number_of_live_trials_is_limited(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make(limit=3)
     for n in range(3):
         assert isinstance(algorithm.suggest(n, f"t{n}"), Suggestion)
@@ -169,7 +171,7 @@ def test_live_trials_are_limited(make: Callable[..., SearchGenerator]) -> None:
 
 
 @pytest.mark.parity(173)
-def test_ends_of_every_sort_are_taken(make: Callable[..., SearchGenerator]) -> None:
+def test_all_kinds_of_ends_are_accepted(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make()
     for n in range(3):
         algorithm.suggest(n, f"t{n}")
@@ -181,7 +183,7 @@ def test_ends_of_every_sort_are_taken(make: Callable[..., SearchGenerator]) -> N
     assert isinstance(algorithm.suggest(3, "t3"), Suggestion)
 
 
-def test_only_algorithms_that_look_at_results_ask_for_a_metric(
+def test_only_algorithms_that_use_results_require_a_metric(
     make: Callable[..., SearchGenerator],
 ) -> None:
     algorithm = make()
@@ -192,7 +194,7 @@ def test_only_algorithms_that_look_at_results_ask_for_a_metric(
 # --- what the generator does for searchers that do little ------------------------------
 
 
-def test_a_searcher_that_cannot_restore_is_given_finished_trials_as_points(
+def test_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     searcher = PlainSearcher()
@@ -220,7 +222,7 @@ def test_results_and_ends_reach_the_searcher_once() -> None:
     assert searcher.ends == [("t0", {"loss": 1}, True)]
 
 
-def test_a_batch_is_told_when_all_of_it_has_ended() -> None:
+def test_batch_is_reported_when_all_its_trials_have_ended() -> None:
     searcher = PlainSearcher()
     algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2, batch=True), {}, 9)
     for n in range(2):
@@ -234,7 +236,7 @@ def test_a_batch_is_told_when_all_of_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("answer", [3, "done", ["x"]])
-def test_a_suggestion_that_is_none_is_an_error_that_names_the_searcher(answer: Any) -> None:
+def test_invalid_suggestion_is_an_error_that_names_the_searcher(answer: Any) -> None:
     class Wrong(PlainSearcher):
         def suggest(self, trial_id: str) -> Any:
             return answer
@@ -245,7 +247,7 @@ def test_a_suggestion_that_is_none_is_an_error_that_names_the_searcher(answer: A
 
 
 @pytest.mark.parity(63)
-def test_a_searcher_may_wait_and_may_finish() -> None:
+def test_searcher_may_wait_and_may_finish() -> None:
     answers: list[Any] = [None, {"x": 1}, Searcher.FINISHED]
 
     class Story(PlainSearcher):
@@ -262,7 +264,7 @@ def test_a_searcher_may_wait_and_may_finish() -> None:
     assert answers == []
 
 
-def test_a_searcher_without_a_space_refuses_domains_that_nobody_would_search() -> None:
+def test_searcher_without_a_space_rejects_domains_that_would_not_be_searched() -> None:
     class Own(PlainSearcher):
         def set_search_properties(self, metric: Any, mode: Any, config: Any) -> bool:  # type: ignore[override]
             return False

@@ -46,7 +46,9 @@ class StoreContract(ABC):
     def with_manifest(self, store: Any, key: str, manifest: bytes) -> str:
         """Make a checkpoint from a manifest alone; return the manifest's hash."""
 
-    def test_what_was_put_is_what_is_opened(self, store: CheckpointStore, source: Path) -> None:
+    def test_stored_checkpoint_is_opened_unchanged(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         committed = put(store, source)
         opened = store.open_checkpoint(KEY, committed.sha256)
         assert contents(opened.path) == contents(source)
@@ -57,7 +59,7 @@ class StoreContract(ABC):
             == sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
         )
 
-    def test_the_manifest_says_what_the_checkpoint_is_of(
+    def test_manifest_names_the_trial_of_the_checkpoint(
         self, store: CheckpointStore, source: Path
     ) -> None:
         state = {"iteration": 5, "time_total_s": 0.1, "big": 2**60, "list": [1, None, "x"]}
@@ -71,18 +73,18 @@ class StoreContract(ABC):
         expected = hashlib.sha256((source / "model.bin").read_bytes()).hexdigest()
         assert hashes["model.bin"] == expected
 
-    def test_the_source_may_change_afterwards(self, store: CheckpointStore, source: Path) -> None:
+    def test_source_may_change_after_the_put(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         (source / "model.bin").write_bytes(b"next")
         (source / "deep" / "er" / "state").unlink()
         assert store.open_checkpoint(KEY, committed.sha256)
 
-    def test_an_empty_folder_is_a_checkpoint(self, store: CheckpointStore, tmp_path: Path) -> None:
+    def test_empty_folder_is_a_checkpoint(self, store: CheckpointStore, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         committed = put(store, tmp_path / "empty")
         assert contents(store.open_checkpoint(KEY, committed.sha256).path) == {}
 
-    def test_a_key_is_never_written_twice(self, store: CheckpointStore, source: Path) -> None:
+    def test_key_is_never_written_twice(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         with pytest.raises(StoreError, match=f"{KEY} is there already"):
             put(store, source)
@@ -102,7 +104,7 @@ class StoreContract(ABC):
             store.open_checkpoint(keys[1], "0" * 64)
 
     @pytest.mark.parity(111)
-    def test_deleting_what_is_not_there_is_no_error(
+    def test_deleting_a_missing_checkpoint_is_no_error(
         self, store: CheckpointStore, source: Path
     ) -> None:
         store.delete_checkpoint(KEY)
@@ -111,7 +113,7 @@ class StoreContract(ABC):
         store.delete_checkpoint(KEY)
         assert store.list_checkpoints() == []
 
-    def test_a_deleted_key_may_be_written(self, store: CheckpointStore, source: Path) -> None:
+    def test_deleted_key_may_be_written(self, store: CheckpointStore, source: Path) -> None:
         put(store, source)
         store.delete_checkpoint(KEY)
         assert store.open_checkpoint(KEY, put(store, source).sha256)
@@ -134,7 +136,7 @@ class StoreContract(ABC):
             "a/.b",
         ],
     )
-    def test_a_key_that_leads_elsewhere_is_refused(
+    def test_key_that_leads_elsewhere_is_rejected(
         self, store: CheckpointStore, source: Path, key: str
     ) -> None:
         for use in (
@@ -147,7 +149,7 @@ class StoreContract(ABC):
 
     # --- what may be saved -----------------------------------------------------------------------
 
-    def test_links_inside_become_what_they_point_to(
+    def test_links_inside_are_replaced_by_their_targets(
         self, store: CheckpointStore, tmp_path: Path
     ) -> None:
         source = tmp_path / "linked"
@@ -160,7 +162,7 @@ class StoreContract(ABC):
         assert contents(path) == {"best": b"w", "latest/weights": b"w", "step_3/weights": b"w"}
         assert not any(found.is_symlink() for found in path.rglob("*"))
 
-    def test_a_source_that_is_itself_a_link_is_followed(
+    def test_source_that_is_a_link_is_followed(
         self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "link").symlink_to(source)
@@ -178,7 +180,7 @@ class StoreContract(ABC):
             (".", r"bad' in a checkpoint is a link to a folder it is in"),
         ],
     )
-    def test_other_links_are_refused_by_name(
+    def test_other_links_are_rejected_by_name(
         self, store: CheckpointStore, source: Path, target: str, message: str
     ) -> None:
         (source.parent / "outside").write_bytes(b"secret")
@@ -187,7 +189,7 @@ class StoreContract(ABC):
             put(store, source)
         assert store.list_checkpoints() == []
 
-    def test_pipes_and_devices_are_refused_by_name(
+    def test_pipes_and_devices_are_rejected_by_name(
         self, store: CheckpointStore, source: Path
     ) -> None:
         os.mkfifo(source / "pipe")
@@ -196,19 +198,21 @@ class StoreContract(ABC):
         ):
             put(store, source)
 
-    def test_what_is_no_folder_is_refused(self, store: CheckpointStore, source: Path) -> None:
+    def test_source_that_is_no_folder_is_rejected(
+        self, store: CheckpointStore, source: Path
+    ) -> None:
         for path in (source / "model.bin", source / "missing"):
             with pytest.raises(CheckpointError, match="must be a folder"):
                 put(store, path)
 
-    def test_state_that_json_cannot_hold_is_refused(
+    def test_state_that_json_cannot_hold_is_rejected(
         self, store: CheckpointStore, source: Path
     ) -> None:
         with pytest.raises(CheckpointError, match="plain values"):
             put(store, source, state={"a": object()})
         assert store.list_checkpoints() == []
 
-    def test_a_file_that_changes_meanwhile_is_found(
+    def test_file_that_changes_meanwhile_is_detected(
         self, store: CheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write_all = hashed_copy.write_all
@@ -239,7 +243,7 @@ class StoreContract(ABC):
             ),
         ],
     )
-    def test_damage_is_found_and_named(
+    def test_damage_is_detected_and_named(
         self, store: CheckpointStore, source: Path, name: str, content: bytes | None, message: str
     ) -> None:
         committed = put(store, source)
@@ -247,7 +251,7 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match=f"{KEY}: .*{message}"):
             store.open_checkpoint(KEY, committed.sha256)
 
-    def test_a_flipped_bit_in_a_large_file_is_found(
+    def test_flipped_bit_in_a_large_file_is_detected(
         self, store: CheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)
@@ -257,7 +261,7 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match=r"'model.bin' is damaged: expected SHA-256"):
             store.open_checkpoint(KEY, committed.sha256)
 
-    def test_another_hash_than_the_callers_is_refused(
+    def test_hash_other_than_the_callers_is_rejected(
         self, store: CheckpointStore, source: Path
     ) -> None:
         put(store, source)
@@ -269,7 +273,7 @@ class StoreContract(ABC):
         ["/etc/passwd", "../other/file", "a/../../b", "..", ".", "", "a//b", "a/./b", "a/", "a\0b"],
     )
     @pytest.mark.parametrize("field", ["files", "folders"])
-    def test_names_that_lead_out_of_the_checkpoint_are_refused(
+    def test_names_that_lead_out_of_the_checkpoint_are_rejected(
         self, store: CheckpointStore, name: str, field: str
     ) -> None:
         content = json.loads(make_manifest(info(), (), ()))
@@ -288,7 +292,7 @@ class StoreContract(ABC):
             ({"files": [{"name": "a", "size": 0, "sha256": ""}] * 2}, "'a' is listed twice"),
         ],
     )
-    def test_what_is_no_manifest_is_refused(
+    def test_invalid_manifest_is_rejected(
         self, store: CheckpointStore, changes: dict[str, Any], message: str
     ) -> None:
         content = {**json.loads(make_manifest(info(), (), ())), **changes}
@@ -297,7 +301,7 @@ class StoreContract(ABC):
             store.open_checkpoint(KEY, sha256)
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 100_000])
-    def test_a_manifest_that_is_no_json_is_refused(
+    def test_manifest_that_is_no_json_is_rejected(
         self, store: CheckpointStore, data: bytes
     ) -> None:
         sha256 = self.with_manifest(store, KEY, data)
@@ -306,7 +310,7 @@ class StoreContract(ABC):
 
     # --- removal ---------------------------------------------------------------------------------
 
-    def test_the_files_of_a_checkpoint_appear_in_a_folder_of_yours(
+    def test_files_of_a_checkpoint_are_copied_to_the_callers_folder(
         self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source, state={"iteration": 3})
@@ -317,7 +321,7 @@ class StoreContract(ABC):
         assert contents(target) == contents(source)
         assert [path.name for path in target.parent.iterdir()] == ["copy"]
 
-    def test_a_folder_that_is_there_is_not_written_to(
+    def test_existing_folder_is_not_written_to(
         self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source)
@@ -327,7 +331,7 @@ class StoreContract(ABC):
             store.get_checkpoint(KEY, committed.sha256, target)
         assert contents(target) == before
 
-    def test_nothing_appears_of_a_damaged_checkpoint(
+    def test_damaged_checkpoint_leaves_no_files(
         self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         committed = put(store, source)
@@ -337,9 +341,7 @@ class StoreContract(ABC):
             store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine" / "copy")
         assert list((tmp_path / "mine").iterdir()) == []
 
-    def test_a_manifest_is_read_without_the_files(
-        self, store: CheckpointStore, source: Path
-    ) -> None:
+    def test_manifest_is_read_without_the_files(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source, metrics={"loss": 0.5})
         self.damage(store, KEY, "files/model.bin", None)
         manifest = store.read_manifest(KEY, committed.sha256)
@@ -348,9 +350,7 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match="expected SHA-256 " + "0" * 64):
             store.read_manifest(KEY, "0" * 64)
 
-    def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(
-        self, store: CheckpointStore, source: Path
-    ) -> None:
+    def test_missing_checkpoint_is_reported(self, store: CheckpointStore, source: Path) -> None:
         committed = put(store, source)
         store.delete_checkpoint(KEY)
         for read in (store.open_checkpoint, store.read_manifest):
@@ -359,7 +359,7 @@ class StoreContract(ABC):
 
     # --- garbage collection -----------------------------------------------------------------------
 
-    def test_only_what_nobody_needs_is_collected(
+    def test_only_unneeded_checkpoints_are_collected(
         self, store: CheckpointStore, source: Path
     ) -> None:
         live, busy, forgotten = (f"a/checkpoint_1-00000{n}" for n in (1, 2, 3))
@@ -373,7 +373,7 @@ class StoreContract(ABC):
         again = store.collect({live: committed[live].sha256}, lambda key: key == busy)
         assert again == (0, 0)
 
-    def test_a_checkpoint_that_is_damaged_is_not_collected(
+    def test_damaged_checkpoint_is_not_collected(
         self, store: CheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)
@@ -383,7 +383,7 @@ class StoreContract(ABC):
     # --- with a trial's session -------------------------------------------------------------------
 
     @pytest.mark.parity(92, 136)
-    def test_a_session_saves_and_restores_through_its_sink(
+    def test_session_saves_and_restores_through_its_sink(
         self, store: CheckpointStore, source: Path, tmp_path: Path
     ) -> None:
         sink = StoreSink(store, "train_0")
@@ -399,7 +399,7 @@ class StoreContract(ABC):
         assert contents(path) == contents(source)
 
     @pytest.mark.parity(38, 44)
-    def test_a_dict_checkpoint_survives_the_store(
+    def test_dict_checkpoint_survives_the_store(
         self, store: CheckpointStore, tmp_path: Path
     ) -> None:
         sink = StoreSink(store, "train_0")
@@ -464,14 +464,14 @@ class RemoteStoreContract(StoreContract):
         store.objects.put_bytes(f"{key}/manifest.json", manifest)
         return hashlib.sha256(manifest).hexdigest()
 
-    def test_what_is_opened_ends_with_the_store(
+    def test_opened_checkpoints_end_with_the_store(
         self, store: RemoteCheckpointStore, source: Path
     ) -> None:
         opened = store.open_checkpoint(KEY, put(store, source).sha256)
         store.close()
         assert not opened.path.exists()
 
-    def test_a_large_file_that_nobody_finished_sending_is_collected(
+    def test_large_file_of_an_unfinished_upload_is_collected(
         self, store: RemoteCheckpointStore, source: Path
     ) -> None:
         committed = put(store, source)

@@ -68,14 +68,14 @@ class SyncerContract:
         return found
 
     @pytest.mark.parity(152, 159)
-    def test_what_goes_up_comes_down(
+    def test_uploaded_files_come_down_equal(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         assert syncer.sync_up(str(source), remote) is True
         syncer.wait()
         assert there() == contents(source)
 
-    def test_what_changed_goes_up_and_what_is_gone_here_stays_there(
+    def test_changed_files_go_up_and_files_removed_here_stay_there(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         syncer.sync_up(str(source), remote)
@@ -88,7 +88,7 @@ class SyncerContract:
         syncer.wait()
         assert there() == {**before, **contents(source)}
 
-    def test_what_changed_comes_down_over_the_older_file(
+    def test_changed_files_replace_older_ones_on_the_way_down(
         self, syncer: Syncer, remote: str, source: Path, target: Path
     ) -> None:
         for content in (b"first", b"second, longer"):
@@ -99,7 +99,7 @@ class SyncerContract:
             syncer.wait()
             assert contents(target) == contents(source)
 
-    def test_a_file_that_was_spoilt_here_comes_down_again(
+    def test_file_damaged_here_comes_down_again(
         self, syncer: Syncer, remote: str, source: Path, target: Path
     ) -> None:
         syncer.sync_up(str(source), remote)
@@ -112,7 +112,7 @@ class SyncerContract:
             (target / "deep" / "er" / "weights").write_bytes(b"spoilt")
 
     @pytest.mark.parity(144, 160)
-    def test_excludes_hold_in_both_directions(
+    def test_excludes_apply_in_both_directions(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         for name in ("checkpoint_1/a", "deep/checkpoint_2/b/c", "checkpoint_tmp9"):
@@ -134,7 +134,7 @@ class SyncerContract:
         assert contents(local) == kept
 
     @pytest.mark.parity(152)
-    def test_deleting_removes_all_at_the_address_and_nothing_beside_it(
+    def test_deleting_removes_all_files_at_the_address_and_none_beside_it(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         for name in ("checkpoint_1", "checkpoint_10"):
@@ -149,7 +149,7 @@ class SyncerContract:
         del left["checkpoint_1/weights"]
         assert there() == left
 
-    def test_what_was_deleted_goes_up_again(
+    def test_deleted_files_go_up_again(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         (source / "größer").mkdir()
@@ -164,7 +164,7 @@ class SyncerContract:
             syncer.wait()
             assert there() == contents(source)
 
-    def test_where_nothing_is_nothing_comes_down_and_it_says_so(
+    def test_missing_source_is_reported_and_brings_down_nothing(
         self, syncer: Syncer, remote: str, target: Path
     ) -> None:
         def fetch() -> None:
@@ -174,7 +174,7 @@ class SyncerContract:
         with pytest.raises((TuneError, OSError), match="nowhere"):
             fetch()
 
-    def test_a_folder_that_is_not_here_is_an_error_that_names_it(
+    def test_missing_local_folder_is_an_error_that_names_it(
         self, syncer: Syncer, remote: str, source: Path
     ) -> None:
         def send() -> None:
@@ -190,7 +190,7 @@ class SyncerContract:
         syncer.wait_or_retry()
 
     @pytest.mark.parity(153)
-    def test_waiting_or_retrying_returns_when_all_is_there(
+    def test_waiting_or_retrying_returns_when_all_files_are_there(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         syncer.sync_up(str(source), remote)
@@ -198,7 +198,7 @@ class SyncerContract:
         assert there() == contents(source)
 
     @pytest.mark.parity(154)
-    def test_a_sync_is_needed_once_in_a_period_in_each_direction(
+    def test_sync_is_due_once_in_a_period_in_each_direction(
         self, syncer: Syncer, remote: str, source: Path, target: Path
     ) -> None:
         syncer.sync_period = 1000
@@ -213,7 +213,7 @@ class SyncerContract:
         syncer.wait()
 
     @pytest.mark.parity(156)
-    def test_a_copy_does_the_same(
+    def test_copied_syncer_behaves_the_same(
         self, syncer: Syncer, remote: str, source: Path, there: Callable[[], dict[str, bytes]]
     ) -> None:
         syncer.sync_period = 17
@@ -228,12 +228,12 @@ class SyncerContract:
         assert there() == contents(source)
 
     @pytest.mark.parity(156)
-    def test_it_can_be_closed_twice(self, syncer: Syncer) -> None:
+    def test_syncer_can_be_closed_twice(self, syncer: Syncer) -> None:
         syncer.close()
         syncer.close()
 
     @pytest.mark.parity(157)
-    def test_it_knows_its_kind_of_address(self, syncer: Syncer, remote: str) -> None:
+    def test_syncer_knows_its_kind_of_address(self, syncer: Syncer, remote: str) -> None:
         assert syncer.validate_upload_dir(remote) is True
         assert syncer.validate_upload_dir("") is True
         assert syncer.validate_upload_dir(None) is True

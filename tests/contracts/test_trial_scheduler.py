@@ -90,7 +90,7 @@ def play(scheduler: TrialScheduler, *, always: bool, trials: int = 12) -> list[A
     return story
 
 
-def test_being_asked_at_horizons_only_gives_the_same_decisions(
+def test_scheduler_asked_only_at_horizons_decides_the_same(
     make: Callable[[], TrialScheduler],
 ) -> None:
     always, only = make(), make()
@@ -98,11 +98,11 @@ def test_being_asked_at_horizons_only_gives_the_same_decisions(
     assert always.get_state() == only.get_state()
 
 
-def test_the_same_story_gives_the_same_decisions(make: Callable[[], TrialScheduler]) -> None:
+def test_same_results_give_the_same_decisions(make: Callable[[], TrialScheduler]) -> None:
     assert play(make(), always=False) == play(make(), always=False)
 
 
-def test_a_stop_comes_with_its_reason(make: Callable[[], TrialScheduler]) -> None:
+def test_stop_has_a_reason(make: Callable[[], TrialScheduler]) -> None:
     assert all(reason for _, _, reason in play(make(), always=False))
 
 
@@ -146,7 +146,7 @@ def test_trials_may_end_in_every_way(make: Callable[[], TrialScheduler]) -> None
     assert scheduler.debug_string()
 
 
-def test_a_state_that_is_offered_is_json_and_brings_the_scheduler_back(
+def test_saved_state_is_json_and_restores_the_scheduler(
     make: Callable[[], TrialScheduler],
 ) -> None:
     scheduler = make()

@@ -34,7 +34,7 @@ def plain(value: object) -> str:
     return _VARIABLE.sub(r"\2", str(value))
 
 
-def test_it_starts_a_whole_farm_and_the_rest_by_profiles():
+def test_compose_starts_a_whole_farm_and_the_rest_by_profiles():
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
     assert {name for name, given in profiles.items() if not given} == {
         *("setup", "store-setup", "redis", "minio", "proxy", "scheduler", "worker")
@@ -44,7 +44,7 @@ def test_it_starts_a_whole_farm_and_the_rest_by_profiles():
     assert profiles["grafana"] == ["grafana"]
 
 
-def test_only_the_loopback_is_published():
+def test_only_loopback_ports_are_published():
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert set(published) == {"redis", "proxy", *FOREIGN}
     for ports in published.values():
@@ -57,7 +57,7 @@ def test_only_the_loopback_is_published():
     ]
 
 
-def test_minio_is_reached_by_its_proxy_only():
+def test_minio_is_reached_only_through_its_proxy():
     assert SERVICES["minio"]["networks"] == ["store"]
     assert COMPOSE["networks"]["store"] == {"internal": True}
     beside = {name for name, service in SERVICES.items() if "store" in service.get("networks", [])}
@@ -66,7 +66,7 @@ def test_minio_is_reached_by_its_proxy_only():
 
 
 @every_service
-def test_a_service_says_whether_it_is_well_and_is_started_again(name: str):
+def test_each_service_reports_its_health_and_is_restarted(name: str):
     service = SERVICES[name]
     if name in ONCE:
         assert service["healthcheck"] == {"disable": True}
@@ -78,7 +78,7 @@ def test_a_service_says_whether_it_is_well_and_is_started_again(name: str):
 
 
 @every_service
-def test_a_service_has_no_right_that_it_does_not_need(name: str):
+def test_each_service_has_only_the_rights_that_it_needs(name: str):
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -93,12 +93,12 @@ def test_a_service_has_no_right_that_it_does_not_need(name: str):
 
 
 @every_service
-def test_a_service_can_be_there_several_times(name: str):
+def test_services_can_be_scaled(name: str):
     assert not {"container_name", "hostname"} & set(SERVICES[name])
 
 
 @every_service
-def test_nothing_secret_stands_in_an_environment_or_an_argument(name: str):
+def test_environments_and_arguments_contain_no_secret(name: str):
     service = SERVICES[name]
     environment = service.get("environment", {})
     assert set(environment) <= {
@@ -113,7 +113,7 @@ def test_nothing_secret_stands_in_an_environment_or_an_argument(name: str):
 
 
 @every_service
-def test_only_setup_and_what_has_to_sees_secrets_and_nobody_changes_them(name: str):
+def test_only_setup_and_services_that_need_them_see_secrets_and_none_changes_them(name: str):
     mounted = [one for one in SERVICES[name].get("volumes", []) if one.startswith("secrets-")]
     if name == "setup":
         assert {one.split(":")[0] for one in mounted} == {
@@ -128,7 +128,7 @@ def test_only_setup_and_what_has_to_sees_secrets_and_nobody_changes_them(name: s
 
 
 @every_service
-def test_a_service_has_an_image_of_ours_that_can_be_built_here(name: str):
+def test_each_service_has_an_image_that_can_be_built_here(name: str):
     service = SERVICES[name]
     if name in FOREIGN:
         assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", plain(service["image"]))
@@ -141,7 +141,7 @@ def test_a_service_has_an_image_of_ours_that_can_be_built_here(name: str):
 
 
 @every_service
-def test_what_it_mounts_and_waits_for_exists(name: str):
+def test_mounts_and_dependencies_exist(name: str):
     service = SERVICES[name]
     for mount in service.get("volumes", []):
         source, *rest = mount.split(":")
@@ -166,14 +166,14 @@ def test_workers_have_much_longer_to_stop_than_trials_have_to_save():
         assert int(plain(SERVICES[name]["stop_grace_period"]).removesuffix("s")) >= 10 * grace
 
 
-def test_the_memory_of_the_proxy_does_not_depend_on_how_many_processors_there_are():
+def test_memory_of_the_proxy_does_not_depend_on_the_number_of_processors():
     text = (DEPLOY / "proxy" / "nginx.conf").read_text(encoding="utf-8")
     assert re.search(r"(?m)^worker_processes \d;", text)
     assert "mem_limit" in SERVICES["proxy"]
 
 
 @pytest.mark.parametrize("page", ["compose.md", "monitoring.md"])
-def test_pages_say_settings_where_the_next_command_finds_them(page: str):
+def test_pages_set_variables_where_the_next_command_finds_them(page: str):
     """Commands without `--profile` miss services, an `up` without `--scale` ends workers."""
     text = (REPOSITORY / "docs" / "deploy" / page).read_text(encoding="utf-8")
     typed = re.findall(r"(?m)^(?:head)?[$] (.*docker compose.*)$", text)
@@ -181,7 +181,7 @@ def test_pages_say_settings_where_the_next_command_finds_them(page: str):
     assert not [line for line in typed if "--profile" in line or "--scale" in line]
 
 
-def test_what_pages_copy_into_a_checkout_is_ignored_by_git():
+def test_files_that_pages_copy_into_a_checkout_are_ignored_by_git():
     if not (REPOSITORY / ".git").exists() or not shutil.which("git"):
         pytest.skip("this is not a clone")
     pages = [
@@ -201,7 +201,7 @@ def test_what_pages_copy_into_a_checkout_is_ignored_by_git():
     assert done.stdout.split() == secret
 
 
-def test_workers_share_folders_of_which_each_has_one_alone(tmp_path: Path):
+def test_workers_share_a_volume_with_separate_folders(tmp_path: Path):
     need("flock (of util-linux)", shutil.which("flock"))
     assert SERVICES["worker"]["entrypoint"] == SERVICES["worker-gpu"]["entrypoint"]
     folders = tmp_path / "folders"
@@ -237,7 +237,7 @@ def test_workers_share_folders_of_which_each_has_one_alone(tmp_path: Path):
         assert [started()[1] for _ in range(2)] == [said[1], said[3]]
 
 
-def test_the_example_of_settings_has_all_of_them_and_says_what_holds_without_it():
+def test_example_of_settings_has_all_of_them_with_their_defaults():
     example = (DEPLOY / "compose" / "example.env").read_text(encoding="utf-8")
     said: dict[str, set[str]] = {}
     for name, value in re.findall(r"(?m)^#([A-Z_]+)=(.*)$", example):
@@ -251,7 +251,7 @@ def test_the_example_of_settings_has_all_of_them_and_says_what_holds_without_it(
     assert not re.search(r"(?m)^[^#\n]", example), "a copy of it changes nothing"
 
 
-def test_the_store_is_that_of_the_policies():
+def test_store_is_the_one_of_the_policies():
     command = SERVICES["scheduler"]["command"]
     assert command[command.index("--store") + 1] == "s3://tunemq/farm"
     policy = (DEPLOY / "minio" / "scheduler-policy.json").read_text(encoding="utf-8")
@@ -259,7 +259,7 @@ def test_the_store_is_that_of_the_policies():
 
 
 @pytest.mark.parametrize("line", [["docker", "compose"], ["docker-compose"]], ids=" ".join)
-def test_compose_reads_it(line: list[str], tmp_path: Path):
+def test_compose_accepts_the_file(line: list[str], tmp_path: Path):
     """The one of today, and the last one of before."""
     if not shutil.which(line[0]) or not _runs([*line, "version"]):
         pytest.skip(f"{' '.join(line)} is not installed")

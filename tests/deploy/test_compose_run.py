@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
 IMAGES = tuple(f"tunemq/{name}" for name in ("scheduler", "worker", "redis", "minio", "proxy"))
 
 
-def test_a_farm_by_compose_keeps_what_its_page_promises(tmp_path: Path):
+def test_compose_farm_keeps_the_promises_of_its_page(tmp_path: Path):
     if not shutil.which("docker") or not _says("docker", "info"):
         pytest.skip("Docker is missing, or does not answer")
     if not _says("docker", "compose", "version"):

@@ -98,7 +98,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         yield Services(secrets, store, port)
 
 
-def test_each_role_is_let_in_by_the_store_and_may_do_no_more_than_it_has_to(services: Services):
+def test_store_grants_each_role_only_the_rights_it_needs(services: Services):
     services.have("ada ben")
     body = b"x" * 70_000
     for role, allowed, rejected in (
@@ -112,7 +112,7 @@ def test_each_role_is_let_in_by_the_store_and_may_do_no_more_than_it_has_to(serv
             client.put_object("tunemq", rejected, *_sent(body))
 
 
-def test_what_is_there_already_is_left_as_it_is(services: Services):
+def test_existing_objects_are_left_unchanged(services: Services):
     services.have("ada ben")
     line = services.redis("worker").connection_pool.get_connection()
     assert services.set_up() == ""
@@ -121,7 +121,7 @@ def test_what_is_there_already_is_left_as_it_is(services: Services):
     line.disconnect()
 
 
-def test_a_submitter_who_is_removed_is_let_in_nowhere_and_one_who_is_added_everywhere(
+def test_removed_submitter_is_rejected_everywhere_and_added_one_accepted_everywhere(
     services: Services,
 ):
     services.have("ada ben")
@@ -139,7 +139,7 @@ def test_a_submitter_who_is_removed_is_let_in_nowhere_and_one_who_is_added_every
     services.client("outside/eve").put_object("tunemq", "farm/blobs/code", *_sent(b""))
 
 
-def test_the_keeper_of_redis_may_have_it_read_its_users_and_nothing_else(services: Services):
+def test_admin_user_of_redis_may_only_reload_its_users(services: Services):
     watchdog = services.redis("watchdog")
     assert watchdog.acl_load()
     assert "worker" in watchdog.acl_users()
@@ -154,9 +154,7 @@ def test_the_keeper_of_redis_may_have_it_read_its_users_and_nothing_else(service
 
 
 @pytest.mark.parametrize("program", ["", "/usr/bin/redis-server"])
-def test_what_was_written_together_is_there_when_redis_was_started_again(
-    program: str, tmp_path: Path
-):
+def test_transaction_survives_a_restart_of_redis(program: str, tmp_path: Path):
     """Redis 7 reads its append-only file as the default user, and checks that user's rights."""
     if program and not Path(program).exists():
         pytest.skip(f"there is no {program}, of a later version than ours")
@@ -178,7 +176,7 @@ def test_what_was_written_together_is_there_when_redis_was_started_again(
                 redis.Redis(**_place(secrets, port)).get("tunemq:signs")
 
 
-def test_forged_uploads_are_refused_by_the_proxy_whoever_they_name(services: Services):
+def test_forged_uploads_are_rejected_by_the_proxy_for_any_user(services: Services):
     """A user whom no policy binds: that MinIO takes them is why there is a rule."""
     root = services.secrets.text("minio/root-user")
     passed, rejected = [], []
@@ -204,7 +202,7 @@ def test_forged_uploads_are_refused_by_the_proxy_whoever_they_name(services: Ser
         ["0" * 63],
     ],
 )
-def test_no_spelling_of_a_forged_upload_gets_past_the_proxy(hashes: list[str], services: Services):
+def test_no_spelling_of_a_forged_upload_passes_the_proxy(hashes: list[str], services: Services):
     """The first of several is looked at, and nothing but that is passed on."""
     root = services.secrets.text("minio/root-user")
     forgery = list(forgeries("farm/", "forged", root, "us-east-1"))[-1]
@@ -213,7 +211,7 @@ def test_no_spelling_of_a_forged_upload_gets_past_the_proxy(hashes: list[str], s
     assert services.put(services.store.proxy, "/tunemq/farm/x", headers, forgery.body) in {400, 403}
 
 
-def test_what_minio_has_beside_s3_is_not_reached_through_the_proxy(services: Services):
+def test_minio_interfaces_beside_s3_are_not_reached_through_the_proxy(services: Services):
     for path in (
         "/minio/admin/v3/list-users",
         "//minio/admin/v3/list-users",
@@ -226,9 +224,7 @@ def test_what_minio_has_beside_s3_is_not_reached_through_the_proxy(services: Ser
 
 
 @pytest.mark.parametrize(("service", "port"), [("minio", "9000"), ("proxy", "9001")])
-def test_the_health_check_says_whether_a_service_answers(
-    service: str, port: str, services: Services
-):
+def test_health_check_tells_whether_a_service_answers(service: str, port: str, services: Services):
     compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text(encoding="utf-8"))
     kind, *line = compose["services"][service]["healthcheck"]["test"]
     assert kind == "CMD"
@@ -240,7 +236,7 @@ def test_the_health_check_says_whether_a_service_answers(
         assert (done.returncode == 0) is is_well, done.stderr
 
 
-def test_objects_of_many_parts_go_through_the_proxy_whole(services: Services, tmp_path: Path):
+def test_multipart_objects_pass_the_proxy_whole(services: Services, tmp_path: Path):
     access_key, secret_key = services.secrets.keys("scheduler")
     environ = {
         "TUNEMQ_S3_ENDPOINT": f"https://{services.store.proxy}",
@@ -260,7 +256,7 @@ def test_objects_of_many_parts_go_through_the_proxy_whole(services: Services, tm
         objects.delete(["large"])
 
 
-def test_nobody_is_told_a_secret(services: Services):
+def test_no_output_log_or_argument_contains_a_secret(services: Services):
     """Search the printed output, nginx's log, and arguments of processes."""
     said = services.said + services.secrets.made + services.store.errors.read_text()
     for name, content in services.secrets.contents().items():

@@ -35,7 +35,7 @@ def secrets(first: Secrets, tmp_path: Path) -> Secrets:
     return copy
 
 
-def test_what_was_made_is_kept_when_it_runs_again(secrets: Secrets):
+def test_files_are_kept_when_setup_runs_again(secrets: Secrets):
     before = secrets.contents()
     times = {name: (secrets.path / name).stat().st_mtime_ns for name in before}
     secrets.run()
@@ -46,12 +46,12 @@ def test_what_was_made_is_kept_when_it_runs_again(secrets: Secrets):
     }
 
 
-def test_nobody_but_the_owner_may_read_any_of_it(first: Secrets):
+def test_only_the_owner_may_read_the_files(first: Secrets):
     for path in first.path.rglob("*"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_each_role_has_what_it_needs_and_nothing_of_the_others(first: Secrets):
+def test_each_role_has_the_secrets_it_needs_and_no_others(first: Secrets):
     contents = first.contents()
     of_role = {"ca.crt", "credentials", "environment", "keys.toml"}
     found: dict[str, set[str]] = {}
@@ -77,20 +77,20 @@ def test_each_role_has_what_it_needs_and_nothing_of_the_others(first: Secrets):
                 assert value not in content, name
 
 
-def test_it_prints_nothing_that_is_secret(first: Secrets):
+def test_setup_prints_no_secret(first: Secrets):
     for name, content in first.contents().items():
         if name.startswith(("authority/passwords", "authority/store", "minio", "grafana")):
             assert content.decode().split()[-1] not in first.made, name
 
 
-def test_whoever_is_in_the_farm_reaches_it_by_the_names_of_services(first: Secrets):
+def test_services_inside_the_farm_use_names_of_services(first: Secrets):
     text = first.text("worker/environment")
     assert "@redis:6379/0" in text
     assert "TUNEMQ_S3_ENDPOINT=https://proxy:9000" in text
     assert "TUNEMQ_S3_REACHED_AT" not in text
 
 
-def test_whoever_is_outside_reaches_it_by_this_machines_name_and_its_ports(secrets: Secrets):
+def test_machines_outside_use_this_machines_name_and_ports(secrets: Secrets):
     secrets.run(
         TUNEMQ_HOST="head.example.org,10.0.0.3", TUNEMQ_REDIS_PORT="7", TUNEMQ_STORE_PORT="8"
     )
@@ -100,7 +100,7 @@ def test_whoever_is_outside_reaches_it_by_this_machines_name_and_its_ports(secre
         assert "TUNEMQ_S3_REACHED_AT=https://head.example.org:8" in text
 
 
-def test_certificates_are_for_all_names_and_made_anew_when_those_change(secrets: Secrets):
+def test_certificates_cover_all_names_and_are_renewed_when_those_change(secrets: Secrets):
     authority, before = secrets.text("redis/tls/ca.crt"), secrets.text("redis/tls/redis.crt")
     secrets.run(TUNEMQ_HOST="head.example.org 10.0.0.3")
     assert secrets.text("redis/tls/ca.crt") == authority
@@ -113,7 +113,7 @@ def test_certificates_are_for_all_names_and_made_anew_when_those_change(secrets:
         assert not _is_for(secrets.path / file, secrets, "-verify_hostname", "other.example.org")
 
 
-def test_submitters_come_and_go_and_the_others_keep_what_they_have(secrets: Secrets):
+def test_submitters_are_added_and_removed_and_the_others_keep_their_secrets(secrets: Secrets):
     ada = secrets.contents()
     assert "removed: ben;" in secrets.run(TUNEMQ_SUBMITTERS="ada eve")
     now = secrets.contents()
@@ -128,7 +128,7 @@ def test_submitters_come_and_go_and_the_others_keep_what_they_have(secrets: Secr
 
 
 @pytest.mark.parametrize("line", [("show",), ("keys", "show")])
-def test_who_only_looks_changes_nothing_whatever_the_variables_are(
+def test_read_only_command_changes_nothing_whatever_the_variables_are(
     line: tuple[str, ...], secrets: Secrets
 ):
     before = secrets.contents()
@@ -137,7 +137,7 @@ def test_who_only_looks_changes_nothing_whatever_the_variables_are(
     assert secrets.contents() == before
 
 
-def test_who_looks_before_anything_was_made_is_told_so(secrets: Secrets):
+def test_read_only_command_before_setup_is_rejected(secrets: Secrets):
     shutil.rmtree(secrets.path)
     done = secrets.tried("show")
     assert done.returncode == 1
@@ -169,7 +169,7 @@ def test_command_without_variables_changes_no_setting(line: tuple[str, ...], sec
         ("TUNEMQ_PUBLISH", "10.0.0.3"),
     ],
 )
-def test_variable_that_is_removed_gives_outside_files_its_default_again(
+def test_removed_variable_restores_its_default_in_outside_files(
     name: str, value: str, secrets: Secrets
 ):
     before = secrets.contents()
@@ -188,7 +188,7 @@ def test_submitters_stay_when_their_variable_is_removed(secrets: Secrets):
     assert secrets.contents().keys() == before.keys()
 
 
-def test_published_address_is_the_host_that_others_are_told(secrets: Secrets):
+def test_published_address_is_the_host_that_others_use(secrets: Secrets):
     secrets.run(TUNEMQ_PUBLISH="10.0.0.3")
     assert "@10.0.0.3:6379/0" in secrets.text("outside/ada/environment")
     assert _is_for(secrets.path / "redis/tls/redis.crt", secrets, "-verify_ip", "10.0.0.3")
@@ -196,7 +196,7 @@ def test_published_address_is_the_host_that_others_are_told(secrets: Secrets):
     assert "@127.0.0.1:6379/0" in secrets.text("outside/ada/environment")
 
 
-def test_default_submitter_stays_until_it_is_named_and_taken_out(tmp_path: Path):
+def test_default_submitter_stays_until_it_is_named_and_removed(tmp_path: Path):
     farm = Secrets(tmp_path / "secrets")
     before = farm.text("outside/submitter/keys.toml")
     said = farm.run(TUNEMQ_SUBMITTERS="ada ben")
@@ -208,7 +208,7 @@ def test_default_submitter_stays_until_it_is_named_and_taken_out(tmp_path: Path)
     assert not (farm.path / "outside" / "submitter").exists()
 
 
-def test_the_last_user_of_redis_is_nobody_and_called_for_the_rest_of_the_file(secrets: Secrets):
+def test_last_user_of_redis_is_nobody_whose_name_the_rest_of_the_file_uses(secrets: Secrets):
     *users, last = secrets.text("redis/users.acl").splitlines(keepends=True)
     name, is_on, *rights = last.split()[1:]
     assert name == "file-" + hashlib.sha256("".join(users).encode()).hexdigest()
@@ -218,13 +218,13 @@ def test_the_last_user_of_redis_is_nobody_and_called_for_the_rest_of_the_file(se
     assert name not in secrets.text("redis/users.acl")
 
 
-def test_every_user_of_redis_has_a_password_of_its_own(first: Secrets):
+def test_every_user_of_redis_has_a_separate_password(first: Secrets):
     hashes = [line.split()[3] for line in first.text("redis/users.acl").splitlines()[1:-1]]
     assert len(hashes) == len(set(hashes)) == 6
     assert all(len(one) == 65 and one.startswith("#") for one in hashes)
 
 
-def test_keys_are_changed_in_three_steps_and_reach_those_who_use_them(secrets: Secrets):
+def test_keys_are_changed_in_three_steps_and_reach_their_users(secrets: Secrets):
     before = secrets.text("worker/keys.toml")
     secrets.run("keys", "rotate")
     both = secrets.text("worker/keys.toml")
@@ -236,7 +236,7 @@ def test_keys_are_changed_in_three_steps_and_reach_those_who_use_them(secrets: S
     assert "signs" in secrets.run("keys", "show")
 
 
-def test_new_passwords_leave_certificates_and_keys_as_they_are(secrets: Secrets):
+def test_new_passwords_leave_certificates_and_keys_unchanged(secrets: Secrets):
     before = secrets.contents()
     secrets.run("new-passwords")
     changed = {name for name, content in secrets.contents().items() if before[name] != content}
@@ -245,7 +245,7 @@ def test_new_passwords_leave_certificates_and_keys_as_they_are(secrets: Secrets)
     assert not {name for name in changed if "keys" in name or name.endswith((".crt", ".key"))}
 
 
-def test_new_certificates_are_of_the_same_authority(secrets: Secrets):
+def test_new_certificates_are_signed_by_the_same_authority(secrets: Secrets):
     before = secrets.contents()
     secrets.run("new-certificates")
     changed = {name for name, content in secrets.contents().items() if before[name] != content}
@@ -253,7 +253,7 @@ def test_new_certificates_are_of_the_same_authority(secrets: Secrets):
     assert not {name for name in changed if name.endswith("ca.crt") or "password" in name}
 
 
-def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(secrets: Secrets):
+def test_certificate_that_expires_soon_is_renewed_by_the_same_authority(secrets: Secrets):
     tls = secrets.path / "authority" / "tls"
     _shorten(tls, "store", days=89)
     assert [line for line in secrets.run("show").splitlines() if "SOON" in line]
@@ -267,7 +267,7 @@ def test_a_certificate_that_ends_soon_is_made_anew_by_the_same_authority(secrets
     assert _is_for(secrets.path / "proxy/store.crt", secrets, "-verify_hostname", "proxy")
 
 
-def test_it_says_what_has_to_be_started_again_for_another_configuration(secrets: Secrets):
+def test_changed_configuration_names_the_services_to_restart(secrets: Secrets):
     """As after an upgrade: the installed files differ from the shipped ones."""
     for name in ("proxy/nginx.conf", "redis/redis.conf"):
         (secrets.path / name).write_text("# of an earlier version")
@@ -288,7 +288,7 @@ def test_it_says_what_has_to_be_started_again_for_another_configuration(secrets:
         ({"TUNEMQ_HOST": "head;rm"}, "'head;rm' is no name or address"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_changes_nothing(
+def test_invalid_setting_is_named_and_changes_nothing(
     variables: dict[str, str], said: str, secrets: Secrets
 ):
     before = secrets.contents()
@@ -299,19 +299,19 @@ def test_what_cannot_be_used_is_named_and_changes_nothing(
 
 
 @pytest.mark.parametrize("line", [("forget",), ("keys",), ("show", "all")])
-def test_a_wrong_command_is_told_what_there_is(line: tuple[str, ...], first: Secrets):
+def test_wrong_command_prints_the_known_ones(line: tuple[str, ...], first: Secrets):
     done = first.tried(*line)
     assert done.returncode == 2
     assert "new-certificates" in done.stderr
 
 
-def test_who_may_submit_is_not_changed_beside_the_variable(first: Secrets):
+def test_submitters_are_changed_only_by_the_variable(first: Secrets):
     done = first.tried("keys", "add", "eve")
     assert done.returncode == 1
     assert "TUNEMQ_SUBMITTERS" in done.stderr
 
 
-def test_it_continues_where_it_was_broken_off(secrets: Secrets):
+def test_interrupted_setup_continues(secrets: Secrets):
     kept = secrets.contents()
     lost = (
         "authority/tls/store.crt",
@@ -331,7 +331,7 @@ def test_it_continues_where_it_was_broken_off(secrets: Secrets):
 
 
 @pytest.mark.parametrize("submitters", ["ada", "ada ben"])
-def test_keys_that_were_half_added_or_half_removed_are_put_right(submitters: str, secrets: Secrets):
+def test_half_added_or_half_removed_keys_are_repaired(submitters: str, secrets: Secrets):
     """ben has a file of which scheduler.toml knows nothing."""
     folder = secrets.path / "authority" / "keys"
     half = (folder / "ben.toml").read_text()
@@ -346,7 +346,7 @@ def test_keys_that_were_half_added_or_half_removed_are_put_right(submitters: str
         assert given.submitters["ben"] == keys.submitters["ben"]
 
 
-def test_a_command_runs_with_what_lies_beside_it(first: Secrets, tmp_path: Path):
+def test_command_uses_the_files_beside_it(first: Secrets, tmp_path: Path):
     """A copy elsewhere, as it is made for a person."""
     folder = tmp_path / "tunemq-ada"
     shutil.copytree(first.path / "outside" / "ada", folder)
@@ -362,7 +362,7 @@ def test_a_command_runs_with_what_lies_beside_it(first: Secrets, tmp_path: Path)
     assert subprocess.run(line, check=True, capture_output=True, text=True).stdout == ran
 
 
-def test_what_somebody_has_for_other_stores_does_not_count(first: Secrets, tmp_path: Path):
+def test_users_settings_for_other_stores_are_ignored(first: Secrets, tmp_path: Path):
     folder = tmp_path / "tunemq-ada"
     shutil.copytree(first.path / "outside" / "ada", folder)
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
@@ -379,7 +379,7 @@ def test_what_somebody_has_for_other_stores_does_not_count(first: Secrets, tmp_p
         assert first.keys("outside/ada")[0] in done.stdout, done.stderr
 
 
-def test_a_folder_that_no_address_can_name_is_refused(first: Secrets, tmp_path: Path):
+def test_folder_that_no_address_can_name_is_rejected(first: Secrets, tmp_path: Path):
     folder = tmp_path / "ada's & ben's"
     shutil.copytree(first.path / "outside" / "ada", folder)
     done = subprocess.run(
@@ -389,7 +389,7 @@ def test_a_folder_that_no_address_can_name_is_refused(first: Secrets, tmp_path: 
     assert "put this folder elsewhere" in done.stderr
 
 
-def test_files_go_to_the_user_of_the_containers(tmp_path: Path):
+def test_files_belong_to_the_user_of_the_containers(tmp_path: Path):
     if os.getuid() != 0:
         pytest.skip("only root gives files away")
     secrets = Secrets(
@@ -402,7 +402,7 @@ def test_files_go_to_the_user_of_the_containers(tmp_path: Path):
             assert path.stat().st_uid == owner, path
 
 
-def test_the_script_is_plain_sh():
+def test_script_is_posix_sh():
     assert subprocess.run(["sh", "-n", str(SETUP)], check=False).returncode == 0
 
 

@@ -47,7 +47,7 @@ def test_lint_finds_nothing(values: str) -> None:
     assert "[WARNING]" not in done.stdout + done.stderr
 
 
-def test_what_is_rendered_is_what_kubernetes_takes() -> None:
+def test_rendered_manifests_are_valid_for_kubernetes() -> None:
     kubernetes = pytest.importorskip(
         "kubernetes_validate",
         reason="Kubernetes' schemas are missing: pip install kubernetes-validate",
@@ -77,13 +77,13 @@ def test_what_is_rendered_is_what_kubernetes_takes() -> None:
         ("workers.pools.cpu.autoscaling.max=0", "'/workers/pools/cpu/autoscaling/max'"),
     ],
 )
-def test_a_value_that_is_wrong_is_named(setting: str, said: str) -> None:
+def test_wrong_value_is_named(setting: str, said: str) -> None:
     done = template("--set", setting)
     assert done.returncode != 0
     assert said in done.stderr
 
 
-def test_variables_that_only_sound_like_secrets_are_taken() -> None:
+def test_variables_that_only_sound_like_secrets_are_accepted() -> None:
     settings = "workers.pools.cpu.env.TOKENIZERS_PARALLELISM=true"
     more = "workers.pools.cpu.env.AWS_WEB_IDENTITY_TOKEN_FILE=/run/token"
     assert template("--set", f"{settings},{more}").returncode == 0
@@ -112,7 +112,7 @@ def test_all_containers_are_as_restricted_as_pods_can_be(values: str) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_only_the_side_container_sees_the_secret_as_kubernetes_shows_it(values: str) -> None:
+def test_only_the_side_container_sees_the_secret_as_kubernetes_mounts_it(values: str) -> None:
     for name, pod in pods(values):
         for container in containers(pod):
             mounts = {one["name"]: one for one in container["volumeMounts"]}
@@ -122,7 +122,7 @@ def test_only_the_side_container_sees_the_secret_as_kubernetes_shows_it(values: 
                 assert mounts["etc"]["subPath"] == "files", name
 
 
-def test_what_workers_and_the_scheduler_are_told_are_options_of_theirs() -> None:
+def test_arguments_of_workers_and_scheduler_are_existing_options() -> None:
     found = manifests("gpu-values.yaml")
     told: dict[str, set[str]] = {"scheduler": set(), "worker": set()}
     for manifest in found:
@@ -144,7 +144,7 @@ def test_what_workers_and_the_scheduler_are_told_are_options_of_theirs() -> None
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_worker_has_its_grace_and_some_more(values: str) -> None:
+def test_pod_of_a_worker_has_longer_than_the_workers_grace(values: str) -> None:
     for name, pod in pods(values):
         [container] = pod["containers"]
         if container["name"] == "worker":
@@ -152,14 +152,14 @@ def test_a_worker_has_its_grace_and_some_more(values: str) -> None:
             assert pod["terminationGracePeriodSeconds"] == grace + 30, name
 
 
-def test_a_pod_that_never_got_ready_is_replaced_by_a_better_one() -> None:
+def test_pod_that_never_got_ready_is_replaced() -> None:
     found = [one for one in manifests("gpu-values.yaml") if one["kind"] == "StatefulSet"]
     assert {one["metadata"]["name"] for one in found} == {"tunemq-scheduler", "tunemq-redis"}
     for one in found:
         assert (one["spec"]["replicas"], one["spec"]["podManagementPolicy"]) == (1, "Parallel")
 
 
-def test_a_worker_that_runs_is_protected_also_while_redis_is_away() -> None:
+def test_running_worker_is_protected_even_while_redis_is_away() -> None:
     found = manifests("gpu-values.yaml")
     probes = {}
     for kind, name in (("Deployment", "worker-a100"), ("StatefulSet", "scheduler")):
@@ -177,7 +177,7 @@ def test_a_worker_that_runs_is_protected_also_while_redis_is_away() -> None:
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_gpus_are_asked_of_kubernetes_and_hidden_where_none_are_asked_for() -> None:
+def test_gpus_are_requested_from_kubernetes_and_hidden_where_none_are_requested() -> None:
     found = manifests("gpu-values.yaml")
     limits, hidden = {}, {}
     for pool in ("cpu", "a100", "mig"):
@@ -191,7 +191,7 @@ def test_gpus_are_asked_of_kubernetes_and_hidden_where_none_are_asked_for() -> N
     assert hidden == {"cpu": True, "a100": False, "mig": False}
 
 
-def test_an_image_with_a_registry_of_its_own_is_left_alone() -> None:
+def test_image_with_a_registry_keeps_it() -> None:
     found = manifests("gpu-values.yaml")
     images = {}
     for pool in ("cpu", "a100", "mig"):
@@ -205,7 +205,7 @@ def test_an_image_with_a_registry_of_its_own_is_left_alone() -> None:
     }
 
 
-def test_a_pool_that_is_scaled_has_no_number_of_its_own() -> None:
+def test_scaled_pool_has_no_replica_count() -> None:
     scaled = named(manifests("autoscaling-values.yaml"), "Deployment", "tunemq-worker-gpu")
     assert "replicas" not in scaled["spec"]
     fixed = named(manifests("gpu-values.yaml"), "Deployment", "tunemq-worker-cpu")
@@ -242,7 +242,7 @@ _CASES: dict[str, tuple[dict[str, str], int | None]] = {
 }
 
 
-def test_what_is_asked_of_prometheus_are_metrics_of_ours() -> None:
+def test_prometheus_queries_use_existing_metrics() -> None:
     scaled = named(manifests("autoscaling-values.yaml"), "ScaledObject", "tunemq-worker-gpu")
     asked = set(re.findall(r"tunemq_\w+", scaled["spec"]["triggers"][0]["metadata"]["query"]))
     assert len(asked) == 3
@@ -250,7 +250,7 @@ def test_what_is_asked_of_prometheus_are_metrics_of_ours() -> None:
     assert {name for name in asked if f"`{name}" not in told} == set()
 
 
-def test_a_pool_is_not_scaled_by_names_of_pods_that_kubernetes_would_cut() -> None:
+def test_pool_is_not_scaled_by_pod_names_that_kubernetes_would_cut() -> None:
     pool = "a-pool-of-20-letters"
     release = "tunemq-of-the-laboratory"
     scaled = f"workers.pools.{pool}.autoscaling.enabled=true"
@@ -261,7 +261,7 @@ def test_a_pool_is_not_scaled_by_names_of_pods_that_kubernetes_would_cut() -> No
     assert template("--set", of_its_own, release=release).returncode == 0
 
 
-def test_there_are_as_many_workers_as_have_trials_and_as_the_waiting_ones_fill(
+def test_number_of_workers_fits_running_and_waiting_trials(
     tmp_path: Path,
 ) -> None:
     scaled = named(manifests("autoscaling-values.yaml"), "ScaledObject", "tunemq-worker-gpu")

@@ -11,13 +11,13 @@ import yaml
 from tests.deploy.helm_parts import CHART, PAGE, ROOT
 
 
-def test_the_schema_knows_each_value_and_no_other() -> None:
+def test_schema_knows_each_value_and_no_other() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert _paths(values) == _described(schema, schema) - {"global"}
 
 
-def test_operator_scrapes_the_scheduler_as_the_job_that_the_alerts_ask_for() -> None:
+def test_operator_scrapes_the_scheduler_as_the_job_of_the_alerts() -> None:
     monitor = (CHART / "templates" / "servicemonitor.yaml").read_text()
     [label] = re.findall(r"^  jobLabel: (\S+)$", monitor, re.MULTILINE)
     helpers = (CHART / "templates" / "_helpers.tpl").read_text()
@@ -49,7 +49,7 @@ def _described(schema: dict[str, Any], root: dict[str, Any], before: str = "") -
     return found
 
 
-def test_the_chart_is_of_this_version_of_tunemq() -> None:
+def test_chart_has_the_version_of_tunemq() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     ours = (ROOT / "tunemq" / "__init__.py").read_text()
     assert f'__version__ = "{chart["appVersion"]}"' in ours
@@ -57,7 +57,7 @@ def test_the_chart_is_of_this_version_of_tunemq() -> None:
     assert told == {chart["appVersion"]}
 
 
-def test_images_are_those_that_are_built_and_run_as_their_user() -> None:
+def test_images_are_the_built_ones_and_run_as_their_user() -> None:
     files = [path.read_text() for path in (ROOT / "deploy" / "images").glob("*.Dockerfile")]
     stages = re.compile(r"^FROM .* AS (\S+)$", re.MULTILINE)
     built = {name for text in files for name in stages.findall(text)}
@@ -72,7 +72,7 @@ def test_images_are_those_that_are_built_and_run_as_their_user() -> None:
     assert "runAsUser: 10001" in helpers
 
 
-def test_the_page_says_what_becomes_of_a_worker_whose_trial_takes_all_memory() -> None:
+def test_page_explains_a_worker_whose_trial_uses_all_memory() -> None:
     page = PAGE.read_text()
     heading = "When a trial takes too much memory"
     assert f"### {heading}" in page

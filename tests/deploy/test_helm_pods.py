@@ -130,7 +130,7 @@ def farm(secrets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fa
         namespace.close()
 
 
-def test_all_that_are_started_become_ready(farm: Farm) -> None:
+def test_all_started_pods_become_ready(farm: Farm) -> None:
     for pod in (farm.redis, farm.scheduler, farm.worker):
         eventually(
             lambda pod=pod: pod.probe("readiness"),  # type: ignore[misc]
@@ -141,18 +141,18 @@ def test_all_that_are_started_become_ready(farm: Farm) -> None:
         assert pod.probe("liveness")
 
 
-def test_a_search_from_the_desk_finishes(farm: Farm) -> None:
+def test_search_from_a_workstation_finishes(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "four")
     shown = farm.api.execute("tunemq-entrypoint", "show", "four")
     assert shown.count("TERMINATED") == 4
 
 
-def test_the_doctor_finds_no_problem(farm: Farm) -> None:
+def test_doctor_finds_no_problem(farm: Farm) -> None:
     doctor = farm.start("Pod", "doctor")
     assert doctor.wait() == 0, doctor.logs()
 
 
-def test_new_keys_are_read_by_pods_that_run(farm: Farm) -> None:
+def test_running_pods_read_new_keys(farm: Farm) -> None:
     typed(commands("Changing keys and passwords"), farm.secrets)
     before = {pod.name: pod.logs() for pod in (farm.scheduler, farm.worker)}
     for role in ("scheduler", "worker", "submitter"):
@@ -167,7 +167,7 @@ def test_new_keys_are_read_by_pods_that_run(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "with-new-keys")
 
 
-def test_a_worker_that_kubernetes_ends_deregisters_within_its_grace(farm: Farm) -> None:
+def test_worker_ended_by_kubernetes_deregisters_within_its_grace(farm: Farm) -> None:
     second = farm.start("Deployment", "worker-cpu", number=1)
 
     def is_known() -> bool:

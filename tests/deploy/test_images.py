@@ -38,7 +38,7 @@ every_dockerfile = pytest.mark.parametrize("file", DOCKERFILES, ids=named)
 
 
 @every_dockerfile
-def test_there_are_two_bases_and_no_third(file):
+def test_there_are_exactly_two_base_images(file):
     stages, defaults = {"scratch"}, {}
     for line in instructions(file):
         match line.split():
@@ -50,7 +50,7 @@ def test_there_are_two_bases_and_no_third(file):
     assert defaults.items() <= BASES.items()
 
 
-def test_the_recipe_makes_the_bases_that_dockerfiles_name():
+def test_recipe_makes_the_bases_that_dockerfiles_name():
     recipe = (IMAGES / "base-images.sh").read_text()
 
     for base in BASES.values():
@@ -58,7 +58,7 @@ def test_the_recipe_makes_the_bases_that_dockerfiles_name():
 
 
 @every_dockerfile
-def test_nothing_is_fetched_but_by_the_steps_and_no_frontend_is_pulled(file):
+def test_only_the_fetch_steps_download_and_no_frontend_is_pulled(file):
     assert "syntax=" not in file.read_text()  # BuildKit would ask a registry for that
     for line in instructions(file):
         assert not line.startswith("ADD "), line
@@ -66,7 +66,7 @@ def test_nothing_is_fetched_but_by_the_steps_and_no_frontend_is_pulled(file):
 
 
 @every_dockerfile
-def test_minio_is_the_version_that_tests_run_with(file):
+def test_minio_is_the_version_of_the_tests(file):
     makefile = (REPOSITORY / "Makefile").read_text()
     pinned = re.search(r"^MINIO_VERSION := (\S+)$", makefile, re.MULTILINE)
     assert pinned
@@ -77,7 +77,7 @@ def test_minio_is_the_version_that_tests_run_with(file):
 
 
 @pytest.mark.parametrize("name", ["tunemq.Dockerfile", "services.Dockerfile"])
-def test_no_image_is_roots(name):
+def test_no_image_runs_as_root(name):
     users: dict[str, str] = {}
     stage = ""
     for line in instructions(IMAGES / name):
@@ -116,7 +116,7 @@ def test_pip_installs_the_versions_of_the_constraints():
                 assert "${PACKAGES}" in line, line
 
 
-def test_what_is_brought_to_a_farm_without_internet_is_all_that_images_install():
+def test_offline_farm_brings_all_packages_that_images_install():
     def packages(file: str, step: str) -> set[str]:
         text = "\n".join(instructions(IMAGES / file))
         found = re.findall(rf"{step}((?: +[a-z/][a-z0-9/-]*)+)", text)
@@ -171,7 +171,7 @@ def test_wheels_made_by_the_newest_patch_version_serve_the_first_of_its_line():
     assert required("3.12.0") == required("3.12.99")
 
 
-def test_the_context_has_what_is_copied_and_no_keys_or_results():
+def test_build_context_has_the_copied_files_and_no_keys_or_results():
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     let_in = [rule[1:] for rule in rules if rule.startswith("!")]
@@ -187,7 +187,7 @@ def test_the_context_has_what_is_copied_and_no_keys_or_results():
                 assert any(fnmatch.fnmatch(there, f"{path}*") for there in let_in), path
 
 
-def test_what_a_site_puts_there_is_never_committed():
+def test_files_of_a_site_are_never_committed():
     ignored = subprocess.run(
         ["git", "check-ignore", "site/pip.conf", "site/wheels/a.whl", "site/ca.crt"],
         cwd=IMAGES,
@@ -202,12 +202,12 @@ def test_what_a_site_puts_there_is_never_committed():
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=named)
-def test_a_script_parses(script):
+def test_script_parses(script):
     subprocess.run(["sh", "-n", script], check=True)
 
 
 @pytest.mark.parametrize("arguments", [["--mirror"], ["--go"], ["golang"], ["--help", "x"]])
-def test_the_recipe_of_bases_says_how_it_is_used(arguments):
+def test_recipe_of_bases_explains_its_use(arguments):
     done = subprocess.run(
         ["sh", IMAGES / "base-images.sh", *arguments], capture_output=True, text=True, check=False
     )
@@ -267,14 +267,14 @@ def entrypoint(tmp_path):
     return Entrypoint(tmp_path)
 
 
-def test_it_runs_without_a_file_of_variables(entrypoint):
+def test_entrypoint_runs_without_a_file_of_variables(entrypoint):
     done = entrypoint.run("scheduler", "--store", "s3://a/b c")
 
     assert done.returncode == 0
     assert done.stdout.startswith("said scheduler\nsaid --store\nsaid s3://a/b c\n")
 
 
-def test_values_are_taken_as_they_stand_and_win(entrypoint):
+def test_values_are_taken_literally_and_take_precedence(entrypoint):
     redis = "rediss://worker:a$b`c@redis:6379/0?ssl_ca_certs=/etc/ca.crt&ssl_certfile=/etc/c d"
     entrypoint.environment.write_text(f"# those of a worker\n\nTUNEMQ_REDIS={redis}\nEMPTY=\nX=1=2")
 
@@ -286,7 +286,7 @@ def test_values_are_taken_as_they_stand_and_win(entrypoint):
 @pytest.mark.parametrize(
     "line", ["export NAME=hunter2", "hunter2", "=hunter2", "1A=hunter2", "A-B=hunter2"]
 )
-def test_a_line_that_is_no_variable_is_named_and_not_shown(entrypoint, line):
+def test_invalid_line_is_named_and_not_shown(entrypoint, line):
     entrypoint.environment.write_text(f"A=1\n{line}\n")
 
     done = entrypoint.run("scheduler")
@@ -296,7 +296,7 @@ def test_a_line_that_is_no_variable_is_named_and_not_shown(entrypoint, line):
     assert "hunter2" not in done.stdout + done.stderr
 
 
-def test_each_node_gets_a_working_folder_of_its_own_unless_told_otherwise(entrypoint):
+def test_each_node_gets_a_separate_working_folder_by_default(entrypoint):
     done = entrypoint.run("worker", "--workdir", "/elsewhere", "--cpus", "2")
 
     said = re.findall(r"^said (.*)$", done.stdout, re.MULTILINE)

@@ -163,18 +163,18 @@ def ready(container: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_nobody_in_an_image_is_root_or_becomes_root(built, image):
+def test_no_user_in_an_image_is_root_or_becomes_root(built, image):
     assert built.shell(image, "id -u; id -g").split() == ["10001", "10001"]
     assert built.described(image)["Config"]["User"] == "10001:10001"
 
 
 @pytest.mark.parametrize(("image", "most"), [(name, most) for name, (_, most) in IMAGES.items()])
-def test_an_image_is_small(built, image, most):
+def test_image_is_small(built, image, most):
     assert built.described(image)["Size"] < most * 10**6
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_nothing_of_the_way_an_image_was_made_is_in_it(built, image):
+def test_build_files_are_not_in_the_image(built, image):
     left = built.shell(image, "ls -A / /mnt /tmp; ls /var/lib/apt/lists; which gcc go; true")
 
     assert not {"site", "steps", "src", "site.list", "ca.crt"} & set(left.split())
@@ -184,7 +184,7 @@ def test_nothing_of_the_way_an_image_was_made_is_in_it(built, image):
 
 
 @pytest.mark.parametrize("image", OURS)
-def test_python_is_the_same_everywhere_and_what_is_installed_fits(built, image):
+def test_python_is_the_same_everywhere_and_installed_packages_fit(built, image):
     said = built.shell(image, "python -V; python -m pip check; tunemq --help | head -n 1")
 
     assert said.splitlines()[0].startswith("Python 3.11.")
@@ -192,7 +192,7 @@ def test_python_is_the_same_everywhere_and_what_is_installed_fits(built, image):
     assert "usage: tunemq" in said
 
 
-def test_a_worker_is_well_and_a_stop_ends_it_within_its_grace(farm):
+def test_worker_is_healthy_and_stops_within_its_grace(farm):
     options = ["--tmpfs=/var/cache/tunemq:uid=10001,gid=10001,exec", "--hostname=node-1"]
     command = ["--redis", "redis://redis:6379/0", "--insecure", "--cpus", "1", "--grace", "5"]
     worker = farm.start("worker", *command, options=options)
@@ -211,7 +211,7 @@ def test_a_worker_is_well_and_a_stop_ends_it_within_its_grace(farm):
     assert "Stopping (SIGTERM)" in logs.stdout + logs.stderr
 
 
-def test_a_scheduler_is_well_and_keeps_its_secrets_out_of_what_docker_shows(farm, tmp_path):
+def test_scheduler_is_healthy_and_docker_shows_no_secret_of_it(farm, tmp_path):
     secret = "redis://default:hunter2@redis:6379/0"
     (tmp_path / "environment").write_text(f"TUNEMQ_REDIS={secret}\n")
     tmp_path.chmod(0o755)
@@ -228,7 +228,7 @@ def test_a_scheduler_is_well_and_keeps_its_secrets_out_of_what_docker_shows(farm
     assert json.loads(docker("inspect", scheduler))[0]["State"]["ExitCode"] == 0
 
 
-def test_a_worker_without_redis_is_told_so(built):
+def test_worker_without_redis_reports_it(built):
     done = subprocess.run(
         ["docker", "run", "--rm", "--network=none", *HARDENED, built.name("worker")],
         capture_output=True,
@@ -240,7 +240,7 @@ def test_a_worker_without_redis_is_told_so(built):
     assert done.stderr.strip()
 
 
-def test_somebodys_own_image_is_a_gpu_worker_with_a_package_more(built, tmp_path):
+def test_users_image_is_a_gpu_worker_with_one_more_package(built, tmp_path):
     name = "extra_of_a_user-1.0-py3-none-any.whl"
     with zipfile.ZipFile(tmp_path / name, "w") as wheel:
         info = "extra_of_a_user-1.0.dist-info"

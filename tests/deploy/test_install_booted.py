@@ -132,7 +132,7 @@ def no_step_is_missing_or_doubled(farm: BootedFarm, name: str) -> None:
     assert steps == sorted(2 * list(range(1, _STEPS + 1)))
 
 
-def test_doctor_finds_nothing_wrong_with_a_farm_that_was_set_up_like_the_page_says(farm):
+def test_doctor_finds_no_problem_in_a_farm_set_up_by_the_page(farm):
     found = json.loads(farm.head.run("tunemq-farm", "doctor", "--json"))["findings"]
     wrong = {finding["check"] for finding in found if finding["level"] != "ok"}
     # This machine's disk may be full, and of Debian's Redis doctor cannot know which fixes it has.
@@ -140,13 +140,13 @@ def test_doctor_finds_nothing_wrong_with_a_farm_that_was_set_up_like_the_page_sa
     assert {finding["check"] for finding in found} >= {"store-tls", "redis-tls", "keys", "nodes"}
 
 
-def test_units_pass_systemd_s_own_check_where_they_are_installed(farm, rack):
+def test_units_pass_systemds_check_where_they_are_installed(farm, rack):
     for machine in (farm.head, rack):
         said = machine.sh("systemd-analyze verify /etc/systemd/system/tunemq-*.service")
         assert not said.strip()
 
 
-def test_a_trial_is_a_user_who_can_read_no_key_and_writes_where_it_must(farm):
+def test_trial_user_can_read_no_key_and_write_its_folders(farm):
     farm.submit("look", _LOOK)
     farm.ends_well("look")
     said = farm.head.run("journalctl", "--output=cat", "-u", "tunemq-scheduler")
@@ -158,7 +158,7 @@ def test_a_trial_is_a_user_who_can_read_no_key_and_writes_where_it_must(farm):
     assert {name for name, what in seen.items() if what != "yes"} == rejected, seen
 
 
-def test_a_worker_that_is_killed_comes_back_and_its_trials_continue(farm, rack):
+def test_killed_worker_restarts_and_its_trials_continue(farm, rack):
     farm.submit("killed", _LONG)
     farm.has_steps("killed", 10)
     old = main_pid(rack)
@@ -168,7 +168,7 @@ def test_a_worker_that_is_killed_comes_back_and_its_trials_continue(farm, rack):
     no_step_is_missing_or_doubled(farm, "killed")
 
 
-def test_a_worker_that_hangs_is_started_again(farm, rack):
+def test_hanging_worker_is_restarted(farm, rack):
     rack.sh(
         "mkdir -p /run/systemd/system/tunemq-worker.service.d;"
         " printf '[Service]\\nWatchdogSec=10\\n'"
@@ -188,7 +188,7 @@ def test_a_worker_that_hangs_is_started_again(farm, rack):
     farm.ready("rack1")
 
 
-def test_a_machine_that_is_started_again_is_back_by_itself_and_its_trials_continue(farm, rack):
+def test_rebooted_machine_rejoins_and_its_trials_continue(farm, rack):
     farm.submit("rebooted", _LONG)
     farm.has_steps("rebooted", 10)
     rack.reboot()
@@ -197,7 +197,7 @@ def test_a_machine_that_is_started_again_is_back_by_itself_and_its_trials_contin
     no_step_is_missing_or_doubled(farm, "rebooted")
 
 
-def test_while_the_head_is_started_again_trials_run_on(farm, rack):
+def test_trials_continue_while_the_head_restarts(farm, rack):
     farm.submit("headless", _LONG)
     farm.has_steps("headless", 10)
     old = main_pid(rack)
@@ -239,7 +239,7 @@ def _scheduler(farm):
     return lambda head: farm.install(head, "scheduler", "--config", "/root/farm/scheduler")
 
 
-def test_an_upgrade_stops_a_worker_for_moments_and_its_trials_continue(farm, rack):
+def test_upgrade_stops_a_worker_briefly_and_its_trials_continue(farm, rack):
     farm.submit("upgraded", _LONG)
     farm.has_steps("upgraded", 10)
     old = main_pid(rack)
@@ -255,7 +255,7 @@ def test_an_upgrade_stops_a_worker_for_moments_and_its_trials_continue(farm, rac
     no_step_is_missing_or_doubled(farm, "upgraded")
 
 
-def test_head_that_serves_its_store_takes_running_and_paused_searches_to_another_patch(farm):
+def test_head_that_serves_its_store_moves_running_and_paused_searches_to_another_patch(farm):
     farm.submit("running", _LONG)
     farm.submit("paused", _LONG)
     farm.has_steps("running", 4)
@@ -304,7 +304,7 @@ def test_second_submitter_leaves_the_commands_of_the_heads_root_working(farm):
     assert "stopped by operator" in farm.ada("show", "stopped")
 
 
-def test_an_upgrade_that_cannot_be_made_stops_nothing(farm, rack):
+def test_impossible_upgrade_stops_nothing(farm, rack):
     old = main_pid(rack)
     wheel = "/root/broken/tunemq-9.9-py3-none-any.whl"
     rack.sh(f"mkdir -p /root/broken && cat {CARRIED}/wheels/tunemq-*.whl | head -c 1000 > {wheel}")
@@ -314,14 +314,14 @@ def test_an_upgrade_that_cannot_be_made_stops_nothing(farm, rack):
     assert main_pid(rack) == old
 
 
-def test_several_workers_of_one_machine_have_names_of_their_own(farm, rack):
+def test_several_workers_of_one_machine_have_separate_names(farm, rack):
     rack.run("systemctl", "start", "tunemq-worker@a", "tunemq-worker@b")
     farm.ready("rack1", "rack1-a", "rack1-b")
     rack.run("systemctl", "stop", "tunemq-worker@a", "tunemq-worker@b")
     assert is_active(rack)
 
 
-def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
+def test_with_same_user_a_worker_and_its_trials_are_not_root(farm, spare):
     try:
         farm.install_worker(spare, "--same-user")
         farm.ready("spare")
@@ -346,7 +346,7 @@ def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
         _uninstall(spare, "--purge")
 
 
-def test_worker_with_wrong_password_fails_its_installation_until_it_has_the_right_one(farm, spare):
+def test_worker_with_wrong_password_fails_its_installation_until_it_is_corrected(farm, spare):
     spare.sh(
         "cp -r /root/worker /root/wrong;"
         " sed -i 's,://worker:[^@]*@,://worker:wrong@,' /root/wrong/environment"
@@ -372,7 +372,7 @@ def test_worker_with_wrong_password_fails_its_installation_until_it_has_the_righ
         spare.sh("rm -r /root/wrong")
 
 
-def test_a_person_submits_from_a_machine_of_her_own(farm, spare):
+def test_user_submits_from_another_machine(farm, spare):
     farm.admit(spare, "laptop")
     farm.head.sh(commands_of("People", "head#"))
     spare.run("useradd", "--create-home", "ada")
@@ -387,7 +387,7 @@ def test_a_person_submits_from_a_machine_of_her_own(farm, spare):
         spare.run("userdel", "--remove", "ada")
 
 
-def test_a_machine_that_is_no_worker_any_more_is_what_it_was(farm, spare):
+def test_uninstalled_worker_leaves_the_machine_as_it_was(farm, spare):
     before = _what_is_there(spare)
     farm.install_worker(spare)
     farm.ready("spare")

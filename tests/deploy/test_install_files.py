@@ -129,7 +129,7 @@ def view(tmp_path: Path) -> Iterator[View]:
     made.close()
 
 
-def test_a_worker_s_life_without_systemd(view: View):
+def test_worker_is_installed_and_removed_without_systemd(view: View):
     before = view.paths()
     line = "worker --wheels wheels --config config"
 
@@ -166,7 +166,7 @@ def test_a_worker_s_life_without_systemd(view: View):
     view.sh("cd /tmp/given && sh install.sh uninstall --purge")  # there is nothing: no harm
 
 
-def test_a_head_that_also_works_and_has_a_person(view: View):
+def test_head_that_also_works_and_has_a_submitter_is_installed(view: View):
     view.install("scheduler --wheels wheels --config config")
     view.sh("useradd --create-home ada-of-a-test")
     said = view.install("worker --wheels wheels --config config")
@@ -219,7 +219,7 @@ def test_printed_command_of_a_same_user_worker_finds_its_folders(view: View):
     assert view.sh("stat -c '%U' /var/cache/tunemq").strip() == "root"
 
 
-def test_users_and_commands_that_were_there_before_are_left(view: View):
+def test_existing_users_and_commands_are_left(view: View):
     view.sh("useradd --system tunemq; echo theirs > /usr/local/bin/tunemq")
     before = view.paths()
     assert "left /usr/local/bin/tunemq" in view.install("worker --wheels wheels --config config")
@@ -228,14 +228,14 @@ def test_users_and_commands_that_were_there_before_are_left(view: View):
     assert view.sh("cat /usr/local/bin/tunemq") == "theirs\n"
 
 
-def test_files_in_the_folder_above_it_are_not_believed(view: View):
+def test_files_in_the_parent_folder_are_not_trusted(view: View):
     view.sh("echo tunemq==0.1 > /tmp/constraints.txt; touch /tmp/pyproject.toml; chmod 1777 /tmp")
     view.install("worker --wheels wheels --config config")
     said = view.sh("cd /tmp/given && sh install.sh worker", 1)
     assert "this is no checkout" in said
 
 
-def test_without_configuration_it_says_what_to_fill_in(view: View):
+def test_missing_configuration_is_explained(view: View):
     said = view.install("scheduler --wheels wheels")
     assert "fill in /etc/tunemq/environment, then run this again" in said
     text = view.sh("cat /etc/tunemq/environment")

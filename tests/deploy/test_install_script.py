@@ -28,14 +28,14 @@ def said_by(*arguments: str, code: int) -> str:
 
 
 @pytest.mark.parametrize("script", [SCRIPT, FARM], ids=lambda path: path.name)
-def test_the_scripts_are_posix_shell(script):
+def test_scripts_are_posix_shell(script):
     for shell in filter(shutil.which, ("sh", "dash", "bash")):
         subprocess.run([shell, "-n", str(script)], check=True)
     if (shellcheck := shutil.which("shellcheck")) is not None:
         subprocess.run([shellcheck, "--shell=sh", str(script)], check=True)
 
 
-def test_its_help_names_every_option_that_it_knows():
+def test_help_names_every_option():
     text = SCRIPT.read_text()
     known = {
         word
@@ -69,20 +69,20 @@ def test_its_help_names_every_option_that_it_knows():
         (["scheduler", "--gpu"], "for workers"),
     ],
 )
-def test_what_is_of_no_use_is_refused_with_the_reason(arguments, why):
+def test_invalid_arguments_are_rejected_with_the_reason(arguments, why):
     said = said_by(*arguments, code=2)
     assert why in said
     assert "secret" not in said
 
 
-def test_wheels_of_several_versions_are_refused(tmp_path):
+def test_wheels_of_several_versions_are_rejected(tmp_path):
     for version in ("0.1.0", "0.1.0.dev0"):
         (tmp_path / f"tunemq-{version}-py3-none-any.whl").touch()
     assert "has several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_who_is_not_root_is_told():
+def test_user_other_than_root_is_rejected():
     script = SCRIPT.read_text()
     ended = subprocess.run(
         ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-s", "uninstall"],
@@ -114,7 +114,7 @@ def farm(*arguments: str, folder: Path, code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
-def test_values_of_the_environment_file_are_taken_as_they_are(tmp_path):
+def test_values_of_the_environment_file_are_taken_literally(tmp_path):
     url = "rediss://ada:$(touch x)@h:1/0?a=b&c=`id`;d 'e\""
     lines = ["# a comment", "", f"TUNEMQ_REDIS={url}", "no pair", "TOKEN=last line, without an end"]
     (tmp_path / "environment").write_text("\n".join(lines))
@@ -134,13 +134,13 @@ def test_line_with_export_is_named_without_its_value(tmp_path):
     assert "secret" not in said
 
 
-def test_a_folder_without_an_environment_file_is_named(tmp_path):
+def test_folder_without_an_environment_file_is_named(tmp_path):
     said = farm("ls", folder=tmp_path, code=64)
     assert f"there is no {tmp_path}/environment" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_root_believes_no_line_of_a_file_before_it_is_who_the_file_is_for():
+def test_root_reads_no_file_that_its_user_could_not_own():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -232,7 +232,7 @@ def installer(tmp_path):
     return Installer(tmp_path)
 
 
-def test_keys_that_an_uninstall_kept_are_not_another_role_s_to_write(installer):
+def test_keys_kept_by_an_uninstall_are_not_writable_for_another_role(installer):
     installer.install("scheduler")
     installer.install("worker")
     installer.uninstall()
@@ -244,7 +244,7 @@ def test_keys_that_an_uninstall_kept_are_not_another_role_s_to_write(installer):
     assert stat.S_IMODE((installer.etc / "keys.toml").stat().st_mode) == 0o600
 
 
-def test_an_uninstall_takes_away_nothing_that_is_somebody_else_s(installer):
+def test_uninstall_removes_no_files_of_others(installer):
     installer.install("worker")
     theirs = installer.units / "tunemq-backup.service"
     theirs.touch()
@@ -260,7 +260,7 @@ def test_an_uninstall_takes_away_nothing_that_is_somebody_else_s(installer):
     assert not installer.etc.exists()
 
 
-def test_what_a_run_has_changed_and_not_restarted_is_restarted_by_the_next(installer):
+def test_services_changed_and_not_restarted_are_restarted_by_the_next_run(installer):
     (installer.folder / "running").write_text("tunemq-worker.service\ntunemq-store.service\n")
     said = installer.install("worker", "--no-start")
     assert "restarted by the next run without --no-start: tunemq-worker.service" in said
@@ -270,7 +270,7 @@ def test_what_a_run_has_changed_and_not_restarted_is_restarted_by_the_next(insta
     assert "has it all already" in installer.install("worker")
 
 
-def test_packages_are_not_replaced_below_what_runs_on(installer):
+def test_packages_of_a_running_service_are_not_replaced(installer):
     (installer.folder / "running").write_text("tunemq-worker.service\n")
     (installer.folder / "is_new").write_text("yes")
     said = installer.install("scheduler", "--no-start", code=1)
@@ -300,7 +300,7 @@ def test_services_of_a_machine_start_at_once_so_that_systemd_orders_them(install
         ("deploy", None, 0o755, False),
     ],
 )
-def test_only_its_own_checkout_is_built_or_constrains_pip(
+def test_only_the_scripts_checkout_is_built_or_constrains_pip(
     installer, tmp_path, name, project, mode, is_ours
 ):
     above = tmp_path / "above"

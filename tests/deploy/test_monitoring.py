@@ -111,7 +111,7 @@ def labels_of(query: str) -> set[str]:
 # --- queries and rules name existing series -------------------------------------------------------
 
 
-def test_queries_speak_of_series_and_labels_that_a_scheduler_tells():
+def test_queries_use_series_and_labels_of_a_scheduler():
     known = there_is()
     for query in set(queries()):
         series = set(re.findall(r"\b(?:tunemq|process)_\w+", query))
@@ -122,7 +122,7 @@ def test_queries_speak_of_series_and_labels_that_a_scheduler_tells():
         assert labels_of(query) <= labels, query
 
 
-def test_all_that_a_scheduler_tells_is_shown_or_watched():
+def test_all_series_of_a_scheduler_are_shown_or_watched():
     spoken = " ".join(queries())
     unused = {name for name in there_is() if name not in spoken}
     assert unused == {
@@ -132,7 +132,7 @@ def test_all_that_a_scheduler_tells_is_shown_or_watched():
     }
 
 
-def test_the_page_on_metrics_names_all_series():
+def test_metrics_page_names_all_series():
     told = (ROOT / "docs" / "farm.md").read_text()
     for name in there_is():
         short = re.sub(r"_(bucket|count|sum)$", "", name)
@@ -144,7 +144,7 @@ def test_the_page_on_metrics_names_all_series():
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def test_alerts_say_what_is_wrong_and_what_to_do_and_stand_on_the_page():
+def test_alerts_name_problem_and_fix_and_stand_on_the_page():
     page = PAGE.read_text()
     for rule in ALERTS:
         name, said = rule["alert"], rule["annotations"]
@@ -156,7 +156,7 @@ def test_alerts_say_what_is_wrong_and_what_to_do_and_stand_on_the_page():
     assert {rule["labels"]["severity"] for rule in ALERTS} == {"critical", "warning", "info"}
 
 
-def test_what_alerts_tell_people_to_type_exists():
+def test_commands_in_alerts_exist():
     commands = set(re.findall(r"^ {4}(\w+)", help_of(), re.MULTILINE))
     options = help_of("worker") + help_of("scheduler") + help_of("rm")
     text = " ".join(rule["annotations"]["description"] for rule in ALERTS)
@@ -179,7 +179,7 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-def test_prometheus_reads_its_configuration_and_the_rules():
+def test_prometheus_accepts_its_configuration_and_the_rules():
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
@@ -193,7 +193,7 @@ def test_prometheus_reads_its_configuration_and_the_rules():
     assert sum(map(int, re.findall(r"(\d+) rules found", done.stdout))) == len(ALERTS)
 
 
-def test_the_farm_is_scraped_under_the_name_that_rules_know():
+def test_farm_is_scraped_under_the_job_name_of_the_rules():
     jobs = {job["job_name"]: job for job in PROMETHEUS["scrape_configs"]}
     [files] = jobs["tunemq"]["file_sd_configs"]
     assert files["files"] == ["targets/tunemq*.yml"]
@@ -201,7 +201,7 @@ def test_the_farm_is_scraped_under_the_name_that_rules_know():
     assert target == {"targets": ["scheduler:9464"], "labels": {"farm": "tunemq"}}
 
 
-def test_the_snippets_of_the_page_can_be_read():
+def test_snippets_of_the_page_are_valid():
     snippets = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     said = [yaml.safe_load(snippet) for snippet in snippets]
     jobs = [job for one in said if "scrape_configs" in one for job in one["scrape_configs"]]
@@ -211,7 +211,7 @@ def test_the_snippets_of_the_page_can_be_read():
 # --- the dashboard --------------------------------------------------------------------------------
 
 
-def test_the_dashboard_is_what_its_description_makes(monkeypatch):
+def test_dashboard_equals_its_description(monkeypatch):
     folder = DEPLOY / "grafana"
     monkeypatch.syspath_prepend(folder)
     made = runpy.run_path(str(folder / "make_dashboard.py"))["text"]()
@@ -221,7 +221,7 @@ def test_the_dashboard_is_what_its_description_makes(monkeypatch):
     )
 
 
-def test_panels_say_what_they_show_and_in_which_unit():
+def test_panels_name_their_content_and_unit():
     for panel in PANELS:
         assert panel["title"]
         assert panel["description"].endswith("."), panel["title"]
@@ -229,7 +229,7 @@ def test_panels_say_what_they_show_and_in_which_unit():
         assert panel["targets"], panel["title"]
 
 
-def test_panels_have_numbers_titles_and_places_of_their_own():
+def test_panels_have_distinct_numbers_titles_and_places():
     every = DASHBOARD["panels"]
     assert len({panel["id"] for panel in every}) == len(every)
     taken: set[tuple[int, int]] = set()
@@ -263,7 +263,7 @@ def test_any_prometheus_can_be_chosen_and_all_queries_follow_the_choice():
 # --- Grafana's own files --------------------------------------------------------------------------
 
 
-def test_grafana_finds_prometheus_and_knows_how_often_it_asks():
+def test_grafana_finds_prometheus_and_knows_its_scrape_interval():
     folder = DEPLOY / "grafana" / "provisioning"
     [source] = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())[
         "datasources"
@@ -272,7 +272,7 @@ def test_grafana_finds_prometheus_and_knows_how_often_it_asks():
     assert source["jsonData"]["timeInterval"] == PROMETHEUS["global"]["scrape_interval"]
 
 
-def test_grafana_shows_our_dashboard_first_and_lets_nobody_in_without_the_made_password():
+def test_grafana_shows_our_dashboard_first_and_requires_the_generated_password():
     said = configparser.RawConfigParser()
     said.read(DEPLOY / "grafana" / "grafana.ini")
     assert said["auth.anonymous"]["enabled"] == "false"
@@ -285,7 +285,7 @@ def test_grafana_shows_our_dashboard_first_and_lets_nobody_in_without_the_made_p
     assert (DEPLOY / "grafana" / "dashboards" / home.name).exists()
 
 
-def test_compose_puts_these_files_where_they_are_looked_for():
+def test_compose_puts_these_files_where_they_are_read():
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     mounts = {str(one).rpartition(":ro")[0] for one in services["grafana"]["volumes"]}
     for name in ("grafana.ini", "provisioning", "dashboards"):

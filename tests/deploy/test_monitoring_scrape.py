@@ -169,7 +169,7 @@ def queries() -> dict[str, str]:
     return found
 
 
-def test_every_query_of_the_dashboard_finds_something_and_alerts_fire(watched, uuids):
+def test_every_query_of_the_dashboard_finds_data_and_alerts_fire(watched, uuids):
     prometheus = watched.start()
     watched.farm.results.joinpath(".farm", "last-backup").touch()
     left = queries()
@@ -199,7 +199,7 @@ def test_every_query_of_the_dashboard_finds_something_and_alerts_fire(watched, u
     assert {rule["health"] for rule in rules.values()} == {"ok"}, rules
 
 
-def test_alerts_fire_when_they_should_and_only_then():
+def test_alerts_fire_only_when_they_should():
     done = subprocess.run(
         [program("promtool"), "test", "rules", str(RULES_TEST)],
         capture_output=True,

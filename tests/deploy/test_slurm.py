@@ -78,7 +78,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-def test_the_end_of_a_walltime_drains_within_its_grace_and_no_step_is_repeated(cluster):
+def test_worker_drains_at_the_end_of_its_walltime_and_no_step_is_repeated(cluster):
     farm, slurm = cluster.farm, cluster.slurm
     (job,) = cluster.add_workers(1, "--time=8:00:00", "--cpus-per-task=2", "--mem=4096")
     node = farm.nodes()[node_of(job)]
@@ -103,7 +103,7 @@ def test_the_end_of_a_walltime_drains_within_its_grace_and_no_step_is_repeated(c
 
 
 @pytest.mark.deploy
-def test_scancel_and_preemption_drain_and_the_trials_continue_where_there_is_room(cluster):
+def test_scancel_and_preemption_drain_and_trials_continue_elsewhere(cluster):
     farm, slurm = cluster.farm, cluster.slurm
     first, second = cluster.add_workers(2, "--cpus-per-task=1")
     farm.submit(Search(name="exp", trials=2, steps=80, step_s=0.05, trainable=_CLASS))
@@ -124,7 +124,7 @@ def test_scancel_and_preemption_drain_and_the_trials_continue_where_there_is_roo
 
 
 @pytest.mark.deploy
-def test_a_machine_that_dies_costs_no_more_than_what_was_not_saved(cluster):
+def test_dead_machine_costs_only_unsaved_steps(cluster):
     farm, slurm = cluster.farm, cluster.slurm
     (job,) = cluster.add_workers(1, "--cpus-per-task=1")
     search = Search(name="exp", trials=1, steps=20, trainable="work.chain", has_gate=True)
@@ -144,7 +144,7 @@ def test_a_machine_that_dies_costs_no_more_than_what_was_not_saved(cluster):
 
 
 @pytest.mark.deploy
-def test_a_scheduler_whose_walltime_ends_is_taken_over_by_its_next_start(cluster):
+def test_scheduler_whose_walltime_ends_is_replaced_by_its_next_start(cluster):
     farm, slurm = cluster.farm, cluster.slurm
     farm.kill_scheduler()
     folder = cluster.settings(

@@ -97,11 +97,11 @@ def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("script", ["tunemq.sbatch", "workers.sh"])
-def test_shells_can_read_the_scripts(shell, script):
+def test_shells_can_parse_the_scripts(shell, script):
     subprocess.run([shell, "-n", str(_SCRIPTS / script)], check=True)
 
 
-def test_the_script_and_its_directive_agree_on_the_notice():
+def test_script_and_its_directive_agree_on_the_notice():
     text = _BATCH.read_text()
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert "\nNOTICE=120\n" in text
@@ -110,7 +110,7 @@ def test_the_script_and_its_directive_agree_on_the_notice():
 # --- environment of a job -------------------------------------------------------------------------
 
 
-def test_a_task_of_an_array_offers_what_its_job_has(any_world):
+def test_array_task_offers_the_resources_of_its_job(any_world):
     world = any_world
     world.write("# of the farm", "", "TUNEMQ_REDIS=redis://head:6379/0", "ODD=a b=$HOME `id` 'x'")
     first, second = world.slurm.sbatch(
@@ -127,7 +127,7 @@ def test_a_task_of_an_array_offers_what_its_job_has(any_world):
     assert f"worker --name slurm-{first.array_id}-5 " in world.says(second, "waiting")
 
 
-def test_a_job_without_gpus_offers_none_and_one_alone_is_called_by_its_number(world):
+def test_job_without_gpus_offers_none_and_a_single_gpu_is_given_by_number(world):
     job = world.starts()
     said = world.slurm.said(job)
     assert f"worker --name slurm-{job.id} --workdir" in said
@@ -135,19 +135,19 @@ def test_a_job_without_gpus_offers_none_and_one_alone_is_called_by_its_number(wo
     assert "memory" not in said
 
 
-def test_the_submitters_own_environment_stays_at_home(world, monkeypatch):
+def test_environment_of_the_submitter_is_not_exported(world, monkeypatch):
     monkeypatch.setenv("MINE", "secret")
     world.slurm.environ.pop("MINE", None)
     assert "mine= tasks=\n" in world.slurm.said(world.starts())
     assert "#SBATCH --export=NONE\n" in _BATCH.read_text()
 
 
-def test_a_scheduler_gets_its_options_and_nothing_of_a_worker(world):
+def test_scheduler_gets_its_options_and_none_of_a_worker(world):
     job = world.starts(role="scheduler", more=("--store", "/shared/a b"))
     assert f"{world.program} scheduler --store /shared/a b\n" in world.slurm.said(job)
 
 
-def test_the_folder_of_a_worker_is_private_and_goes_with_it(world):
+def test_folder_of_a_worker_is_private_and_removed_with_it(world):
     job = world.starts()
     (workdir,) = (world.slurm.folder / "scratch" / job.shown).iterdir()
     assert workdir.name == f"tunemq-{os.getuid()}-slurm-{job.id}"
@@ -160,7 +160,7 @@ def test_the_folder_of_a_worker_is_private_and_goes_with_it(world):
 # --- ends -----------------------------------------------------------------------------------------
 
 
-def test_before_the_walltime_ends_the_job_ends_and_comes_again_under_its_name(any_world):
+def test_job_near_its_walltime_ends_and_is_requeued_under_its_name(any_world):
     world = any_world
     job = world.starts("--array=1-1", "--time=10:00")
     world.slurm.walltime_nears(job)
@@ -172,7 +172,7 @@ def test_before_the_walltime_ends_the_job_ends_and_comes_again_under_its_name(an
     assert said.count(f"worker --name slurm-{job.array_id}-1 ") == 2
 
 
-def test_a_task_whose_walltime_ends_disturbs_no_other_task_of_its_array(world):
+def test_array_task_whose_walltime_ends_disturbs_no_other_task(world):
     jobs = world.slurm.sbatch("--array=1-2", _BATCH, "worker", world.config)
     first, second = jobs
     for job in jobs:
@@ -184,7 +184,7 @@ def test_a_task_whose_walltime_ends_disturbs_no_other_task_of_its_array(world):
     assert "got SIGTERM" not in world.slurm.said(second)
 
 
-def test_scancel_ends_it_in_peace_and_for_good(any_world):
+def test_scancel_ends_the_job_gracefully_and_for_good(any_world):
     world = any_world
     job = world.starts()
     world.slurm.command("scancel", job.shown)
@@ -193,7 +193,7 @@ def test_scancel_ends_it_in_peace_and_for_good(any_world):
     assert (job.state, job.starts, job.was_killed) == ("CANCELLED", 1, False)
 
 
-def test_a_preempted_job_ends_in_peace_and_slurm_has_it_come_again(world):
+def test_preempted_job_ends_gracefully_and_is_requeued(world):
     job = world.starts()
     world.slurm.preempt(job, grace_s=30)
     world.says(job, "waiting", times=2)
@@ -201,7 +201,7 @@ def test_a_preempted_job_ends_in_peace_and_slurm_has_it_come_again(world):
     assert "got SIGTERM" in world.slurm.said(job)
 
 
-def test_one_that_is_told_to_end_does_not_queue_up_again_for_its_walltime(world):
+def test_job_that_is_told_to_end_is_not_requeued_for_its_walltime(world):
     held = world.home / "held"
     held.touch()
     lingers = f'while [ -e "{held}" ]; do sleep 0.05; done; exit'
@@ -216,7 +216,7 @@ def test_one_that_is_told_to_end_does_not_queue_up_again_for_its_walltime(world)
     assert (job.state, job.starts, job.was_killed) == ("CANCELLED", 1, False)
 
 
-def test_a_second_signal_does_not_reach_the_worker_whom_it_would_end_at_once(any_world):
+def test_second_signal_does_not_reach_the_worker(any_world):
     world = any_world
     world.program.write_text(_PROGRAM.replace('exit "${ENDS:-0}"', ":"))
     job = world.starts()
@@ -232,14 +232,14 @@ def test_a_second_signal_does_not_reach_the_worker_whom_it_would_end_at_once(any
 
 
 @pytest.mark.parametrize("code", [69, 76])
-def test_what_the_worker_ends_with_is_what_the_job_ends_with(world, code):
+def test_exit_code_of_the_worker_is_that_of_the_job(world, code):
     world.write(f"ENDS_AT_ONCE={code}")
     (job,) = world.slurm.sbatch(_BATCH, "worker", world.config)
     world.ends(job, code, "FAILED")
     assert job.starts == 1
 
 
-def test_where_jobs_may_not_queue_up_again_that_is_said(tmp_path):
+def test_job_that_may_not_be_requeued_reports_it(tmp_path):
     world = World(tmp_path, lets_requeue=False)
     try:
         job = world.starts()
@@ -249,7 +249,7 @@ def test_where_jobs_may_not_queue_up_again_that_is_said(tmp_path):
         world.slurm.close()
 
 
-def test_who_does_not_want_it_has_no_job_queue_up_again(world):
+def test_job_is_not_requeued_if_the_user_opts_out(world):
     world.write("TUNEMQ_REQUEUE=no")
     job = world.starts()
     world.slurm.walltime_nears(job)
@@ -275,7 +275,7 @@ def commands_of_the_page(world: World) -> list[list[str]]:
     return [shlex.split(line.replace(" ...", "")) for line in fewer]
 
 
-def test_what_the_page_says_one_types_is_what_slurm_takes(world):
+def test_commands_of_the_page_are_valid_for_slurm(world):
     lines = commands_of_the_page(world)
     assert len(lines) == 4
     workers, cron, head, dependent = lines
@@ -295,7 +295,7 @@ def test_what_the_page_says_one_types_is_what_slurm_takes(world):
     assert "workers of a100: 0, 2 more are wanted" in said
 
 
-def test_the_head_of_the_page_keeps_its_results_where_all_nodes_see_them(world, monkeypatch):
+def test_page_keeps_results_of_the_head_where_all_nodes_see_them(world, monkeypatch):
     """The page sets no variable for the results, as the script drops it: they go to the store."""
     monkeypatch.delenv("TUNEMQ_RESULTS", raising=False)
     *_, head, _ = commands_of_the_page(world)
@@ -307,7 +307,7 @@ def test_the_head_of_the_page_keeps_its_results_where_all_nodes_see_them(world, 
     assert farm_results_folder(results, "s3://bucket/farm") == results
 
 
-def test_the_settings_on_the_page_can_be_read(world):
+def test_settings_of_the_page_are_valid(world):
     shown = re.search(r"^(TUNEMQ_PROGRAM=.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert shown is not None
     world.write(*shown[1].splitlines()[1:])
@@ -318,13 +318,13 @@ def test_the_settings_on_the_page_can_be_read(world):
 # --- rejected arguments ---------------------------------------------------------------------------
 
 
-def test_a_wrong_command_line_says_what_a_right_one_looks_like(world):
+def test_wrong_command_line_prints_a_right_one(world):
     for arguments in ((), ("worker",), ("wrker", world.config)):
         said = world.refuses(*arguments)
         assert "usage: sbatch tunemq.sbatch worker|scheduler FOLDER" in said, said
 
 
-def test_settings_of_no_use_are_named(any_world):
+def test_invalid_settings_are_named(any_world):
     world = any_world
     environment = world.config / "environment"
     for text, wanted in (
@@ -339,19 +339,19 @@ def test_settings_of_no_use_are_named(any_world):
     assert "environment cannot be read" in world.refuses("worker", world.config)
 
 
-def test_a_folder_that_others_may_look_into_is_refused(world):
+def test_folder_readable_by_others_is_rejected(world):
     world.config.chmod(0o750)
     assert f"chmod 700 '{world.config}'" in world.refuses("worker", world.config)
 
 
-def test_a_working_folder_that_is_a_link_of_somebodys_is_refused(world):
+def test_working_folder_that_is_a_link_of_another_user_is_rejected(world):
     scratch = world.slurm.folder / "scratch" / "101"
     scratch.mkdir(parents=True)
     (scratch / f"tunemq-{os.getuid()}-slurm-101").symlink_to("/")
     assert "cannot be made, or is not yours" in world.refuses("worker", world.config)
 
 
-def test_without_slurm_the_script_says_for_what_it_is(world):
+def test_script_without_slurm_explains_its_purpose(world):
     done = subprocess.run(
         ["sh", str(_BATCH), "worker", str(world.config)],
         env={"PATH": "/usr/bin:/bin"},
@@ -395,7 +395,7 @@ def running(world: World) -> int:
     return sum(job.state in {"PENDING", "RUNNING"} for job in world.slurm.jobs)
 
 
-def test_there_are_as_many_workers_as_are_wanted_while_there_is_work_and_none_else(world):
+def test_workers_are_started_while_there_is_work_up_to_the_wanted_number(world):
     assert keep(world, 2) == (0, "")
     assert keep(world, 2, "PAUSED") == (0, "")
     assert running(world) == 0
@@ -415,14 +415,14 @@ def test_there_are_as_many_workers_as_are_wanted_while_there_is_work_and_none_el
 
 
 @pytest.mark.parametrize("code", [69, 75])
-def test_while_nobody_says_whether_there_is_work_nothing_changes(world, code):
+def test_workers_are_not_changed_while_the_amount_of_work_is_unknown(world, code):
     keep(world, 1, "RUNNING")
     assert keep(world, 1, code=code)[0] == code
     assert running(world) == 1
 
 
 @pytest.mark.parametrize("states", [("RUNNING",), ()])
-def test_while_slurm_does_not_say_who_is_there_nothing_changes(world, states):
+def test_workers_are_not_changed_while_slurm_does_not_list_jobs(world, states):
     keep(world, 1, "RUNNING")
     squeue = world.slurm.bin / "squeue"
     squeue.write_text("#!/bin/sh\necho 'Socket timed out on send/recv operation' >&2\nexit 7\n")
@@ -430,7 +430,7 @@ def test_while_slurm_does_not_say_who_is_there_nothing_changes(world, states):
     assert len(world.slurm.jobs) == running(world) == 1
 
 
-def test_a_wrong_call_says_what_a_right_one_looks_like(world):
+def test_wrong_call_prints_a_right_one(world):
     for arguments in ((), ("a b", "1", "x", "y"), ("a", "many", "x", "y"), ("a", "1", "x", "y")):
         done = subprocess.run(
             [str(_SCRIPTS / "workers.sh"), *arguments],
@@ -443,7 +443,7 @@ def test_a_wrong_call_says_what_a_right_one_looks_like(world):
         assert done.stderr.startswith("workers.sh: ")
 
 
-def test_the_signals_of_the_stand_in_are_those_that_slurm_sends(world):
+def test_stand_in_sends_the_signals_of_slurm(world):
     """The script receives SIGTERM; the processes that it has started do not."""
     world.program.write_text(_PROGRAM.replace('exit "${ENDS:-0}"', ":"))
     job = world.starts()

@@ -34,7 +34,7 @@ def seconds(unit: str, name: str) -> float:
     return float(value)
 
 
-def test_there_is_a_unit_for_each_part_of_a_farm():
+def test_each_part_of_a_farm_has_a_unit():
     assert [*WORKERS, "tunemq-scheduler.service", "tunemq-store.service"] == sorted(
         UNITS, key=lambda name: ("worker" not in name, name.replace("@", "~"))
     )
@@ -66,7 +66,7 @@ def test_units_that_use_the_store_start_after_it(unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_every_unit_starts_what_install_sh_installs_and_is_tried_for_ever(unit):
+def test_every_unit_starts_an_installed_program_and_is_restarted_for_ever(unit):
     settings = settings_of(unit)
     (command,) = settings["ExecStart"]
     assert command.split()[0] == _PROGRAM
@@ -77,7 +77,7 @@ def test_every_unit_starts_what_install_sh_installs_and_is_tried_for_ever(unit):
     assert settings["WantedBy"] == ["multi-user.target"]
 
 
-def test_every_worker_unit_reads_the_workers_own_environment_on_a_head():
+def test_every_worker_unit_reads_the_workers_environment_on_a_head():
     for unit in WORKERS:
         files = settings_of(unit)["EnvironmentFile"]
         assert files[1] == "-/etc/tunemq/worker/environment"
@@ -85,7 +85,7 @@ def test_every_worker_unit_reads_the_workers_own_environment_on_a_head():
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_every_option_in_a_unit_is_one_of_the_command(unit, capsys):
+def test_every_option_in_a_unit_exists(unit, capsys):
     (command,) = settings_of(unit)["ExecStart"]
     words = command.split()[1:]
     command_words = words[:2] if words[0] == "store" else words[:1]
@@ -97,7 +97,7 @@ def test_every_option_in_a_unit_is_one_of_the_command(unit, capsys):
 
 
 @pytest.mark.parametrize("unit", WORKERS)
-def test_a_worker_gets_the_time_that_it_gives_its_trials_and_more(unit):
+def test_worker_unit_has_longer_to_stop_than_its_trials(unit):
     (command,) = settings_of(unit)["ExecStart"]
     words = command.split()
     grace = float(words[words.index("--grace") + 1])
@@ -105,7 +105,7 @@ def test_a_worker_gets_the_time_that_it_gives_its_trials_and_more(unit):
 
 
 @pytest.mark.parametrize("unit", [*WORKERS, "tunemq-scheduler.service"])
-def test_one_that_hangs_is_found_out_and_one_greedy_child_ends_nothing(unit):
+def test_hanging_service_is_restarted_and_one_greedy_child_ends_nothing(unit):
     settings = settings_of(unit)
     assert settings["Type"] == ["notify"]
     assert seconds(unit, "WatchdogSec") >= 10
@@ -122,12 +122,12 @@ def test_one_that_hangs_is_found_out_and_one_greedy_child_ends_nothing(unit):
         "MemoryDenyWriteExecute",  # compilers of kernels
     ],
 )
-def test_nothing_hides_gpus_and_their_locks_from_workers(unit, setting):
+def test_gpus_and_their_locks_are_visible_to_workers(unit, setting):
     assert settings_of(unit)[setting] == []
 
 
 @pytest.mark.parametrize("unit", WORKERS)
-def test_trials_are_another_user_than_the_worker_unless_somebody_says_otherwise(unit):
+def test_trials_run_as_another_user_than_the_worker_by_default(unit):
     settings = settings_of(unit)
     assert settings["User"] == ["root"]
     assert settings["Environment"] == ['"TRIALS_AS=--trial-user tunemq-trials"']
@@ -141,13 +141,13 @@ def test_trials_are_another_user_than_the_worker_unless_somebody_says_otherwise(
 
 
 @pytest.mark.parametrize("unit", WORKERS)
-def test_a_worker_may_divide_its_control_group_for_memory_limits(unit):
+def test_worker_may_divide_its_control_group_for_memory_limits(unit):
     settings = settings_of(unit)
     assert settings["Delegate"] == ["memory"]
     assert settings["ProtectControlGroups"] == []
 
 
-def test_a_store_that_is_a_folder_may_be_where_a_scheduler_s_results_are(monkeypatch):
+def test_folder_store_may_be_the_place_of_a_schedulers_results(monkeypatch):
     settings = settings_of("tunemq-scheduler.service")
     (command,) = settings["ExecStart"]
     assert "--results" not in command
@@ -161,7 +161,7 @@ def test_a_store_that_is_a_folder_may_be_where_a_scheduler_s_results_are(monkeyp
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_no_program_of_a_unit_gets_further_rights_or_writes_where_it_need_not(unit):
+def test_unit_programs_get_no_further_rights_and_write_only_where_they_need(unit):
     settings = settings_of(unit)
     assert settings["NoNewPrivileges"] == ["yes"]
     assert settings["ProtectSystem"] == ["strict"]
@@ -170,7 +170,7 @@ def test_no_program_of_a_unit_gets_further_rights_or_writes_where_it_need_not(un
     assert granted == ({f"CAP_{name}" for name in wanted} if unit in WORKERS else set())
 
 
-def test_the_two_worker_units_differ_in_names_only():
+def test_two_worker_units_differ_only_in_names():
     one, many = (settings_of(unit) for unit in WORKERS)
     differing = {name for name in {*one, *many} if one[name] != many[name]}
     assert differing == {"Description", "EnvironmentFile", "ExecStart"}

@@ -27,7 +27,7 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_at_least_thirty() -> None:
+def test_table_has_at_least_thirty_mutants() -> None:
     assert len(MUTANTS) >= 30
 
 
@@ -64,6 +64,6 @@ def test_text_that_does_not_occur_exactly_once_is_an_error() -> None:
         ("NameError: name 'x' is not defined", False),
     ],
 )
-def test_only_an_expected_error_counts_as_noticed(message: str, is_noticed: bool) -> None:
+def test_only_an_expected_error_counts_as_detection(message: str, is_noticed: bool) -> None:
     mutant = Mutant(why="", file="", old="", new="", tests=())
     assert mutant.is_noticed_by(message) == is_noticed

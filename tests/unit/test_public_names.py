@@ -25,12 +25,12 @@ def python(code: str) -> str:
 
 
 @pytest.mark.parametrize("name", tunemq.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_exists(name):
     assert getattr(tunemq, name) is not None
 
 
 @pytest.mark.parametrize("name", SUBMODULES)
-def test_every_submodule_is_an_attribute_and_offers_what_it_lists(name):
+def test_every_submodule_is_an_attribute_and_has_the_names_of_its_list(name):
     module = getattr(tunemq, name)
 
     assert module is importlib.import_module(f"tunemq.{name}")
@@ -38,7 +38,7 @@ def test_every_submodule_is_an_attribute_and_offers_what_it_lists(name):
     assert all(getattr(module, exported) is not None for exported in module.__all__)
 
 
-def test_what_type_checkers_see_is_what_is_there():
+def test_names_for_type_checkers_are_the_existing_ones():
     tree = ast.parse(Path(tunemq.__file__).read_text())
     (block,) = [
         node
@@ -66,7 +66,7 @@ def test_importing_tunemq_imports_nothing_heavy():
     }
 
 
-def test_what_a_trial_uses_imports_no_client_and_no_array_library():
+def test_imports_of_a_trial_load_no_client_and_no_array_library():
     code = (
         "import sys, tunemq as tune\n"
         "tune.report, tune.get_context, tune.get_checkpoint, tune.Checkpoint, tune.Trainable\n"
@@ -85,16 +85,16 @@ def test_no_submodule_imports_a_client_or_an_array_library():
     assert not {name.partition(".")[0] for name in loaded} & {*HEAVY}
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'tuner_of_pianos'"):
         tunemq.tuner_of_pianos  # noqa: B018  the access is what is tested
 
 
-def test_completion_sees_names_and_submodules():
+def test_completion_shows_names_and_submodules():
     assert {"Tuner", "schedulers", "__version__"} <= set(dir(tunemq))
 
 
-def test_the_command_says_its_version():
+def test_command_prints_its_version():
     done = subprocess.run(
         [sys.executable, "-m", "tunemq", "--version"], check=True, capture_output=True, text=True
     )
@@ -102,7 +102,7 @@ def test_the_command_says_its_version():
     assert done.stdout == f"tunemq {tunemq.__version__}\n"
 
 
-def test_names_that_documents_use_exist():
+def test_names_used_in_documents_exist():
     root = Path(tunemq.__file__).parents[1]
     known = {*tunemq.__all__, *SUBMODULES}
     documents = [root / "README.md", *(root / "docs").rglob("*.md")]

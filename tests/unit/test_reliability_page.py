@@ -33,7 +33,7 @@ def test_every_file_that_the_page_names_exists() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_has_tests_that_are_named_after_it(fault: str) -> None:
+def test_each_fault_has_tests_named_after_it(fault: str) -> None:
     files = [ROOT / "tests" / name for name in NAMED.findall(ROWS[fault][-1])]
     assert any(named_after(fault, path) for path in files)
     real = [

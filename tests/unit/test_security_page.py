@@ -39,13 +39,13 @@ def named_after(threat: str, path: Path) -> bool:
     return any(re.search(rf"_{threat.lower()}_", name) for name in names_in(path))
 
 
-def test_every_threat_has_a_row_and_there_are_no_others() -> None:
+def test_each_threat_has_one_row_and_there_are_no_others() -> None:
     assert list(ROWS) == THREATS
     assert all(len(cells) == 4 and all(cells) for cells in ROWS.values())
 
 
 @pytest.mark.parametrize("threat", THREATS)
-def test_each_threat_has_tests_that_are_named_after_it(threat: str) -> None:
+def test_each_threat_has_tests_named_after_it(threat: str) -> None:
     named = NAMED.findall(ROWS[threat][-1])
     assert named
     assert ", ".join(f"`{name}`" for name in named) == ROWS[threat][-1]  # no other file
@@ -54,7 +54,7 @@ def test_each_threat_has_tests_that_are_named_after_it(threat: str) -> None:
     assert any(named_after(threat, path) for path in files)
 
 
-def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
+def test_tests_named_after_a_threat_are_on_the_page() -> None:
     """This covers tests/security; other such tests may stand beside the code that they test."""
     for path in (ROOT / "tests" / "security").glob("test_*.py"):
         for threat in THREATS:
@@ -62,7 +62,7 @@ def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
                 assert f"security/{path.name}" in NAMED.findall(ROWS[threat][-1]), path.name
 
 
-def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
+def test_numbers_of_the_page_are_those_of_the_code() -> None:
     # A lease counts while its node has answered the current challenge or the one before.
     assert f"for the time of\n  a lease ({redis_keys.LEASE_TTL_S:g} s), once" in PAGE
     assert f"count for {2 * lease_challenge._REPLACED_EVERY_S:g} s at most" in PAGE
@@ -74,7 +74,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert "logged at most once a minute" in PAGE
 
 
-def test_the_page_says_what_it_has_to() -> None:
+def test_page_has_its_required_sections() -> None:
     headings = [line.removeprefix("## ") for line in PAGE.splitlines() if line.startswith("## ")]
     assert {"Attackers", "Boundaries", "What is not promised"} <= set(headings)
     for name in re.findall(r"`((?:docs|deploy|tests)/[\w/.-]+)`", PAGE):

@@ -205,7 +205,7 @@ LONG = b"\x00" * (8 * 2**20 + 1)
         7,
     ],
 )
-def test_long_frame_of_any_kind_ends_its_trial_with_a_short_sentence(kind):
+def test_long_frame_of_any_kind_ends_its_trial_with_a_short_message(kind):
     node = Node()
     node.begin()
     if kind == frames.EVENT:
@@ -225,7 +225,7 @@ def test_long_frame_of_any_kind_ends_its_trial_with_a_short_sentence(kind):
         ({"a": "x" * (4 * 2**20)}, "are possible"),
     ],
 )
-def test_result_that_would_take_the_node_long_to_check_ends_its_trial(metrics, why):
+def test_result_that_takes_long_to_check_ends_its_trial(metrics, why):
     node = Node()
     node.begin()
     connection = node.forkservers.connections["h1"]
@@ -236,7 +236,7 @@ def test_result_that_would_take_the_node_long_to_check_ends_its_trial(metrics, w
     assert why in failed.error
 
 
-def test_long_text_in_the_place_of_a_number_that_is_compared_ends_its_trial_with_a_short_sentence():
+def test_long_text_in_place_of_a_number_ends_its_trial_with_a_short_message():
     node = Node()
     node.begin(required_metrics=("loss",))
     connection = node.forkservers.connections["h1"]

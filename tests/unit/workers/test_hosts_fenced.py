@@ -10,7 +10,7 @@ from tunemq_workers.runtime import frames
 __all__ = ["node"]
 
 
-def test_a_trial_that_is_to_be_killed_is_and_its_slot_is_freed(node):
+def test_trial_to_be_killed_is_killed_and_its_slot_is_freed(node):
     node.begin("a")
     node.supervisor.obey([order("a", kill=True)])
     node.supervisor.obey([order("a", kill=True)])
@@ -19,14 +19,14 @@ def test_a_trial_that_is_to_be_killed_is_and_its_slot_is_freed(node):
     assert node.events == [SlotFreed("a", 1)], "its end is no news"
 
 
-def test_a_trial_that_is_to_be_killed_and_never_was_there_is_freed_once(node):
+def test_trial_to_be_killed_that_never_ran_here_is_freed_once(node):
     node.supervisor.obey([order("a", start(), kill=True)])
     node.supervisor.obey([order("a", start(), kill=True)])
     assert node.started == []
     assert node.events == [SlotFreed("a", 1)]
 
 
-def test_a_node_that_hears_nobody_has_its_trials_pause_and_starts_none_until_it_does(node):
+def test_node_without_a_scheduler_pauses_its_trials_and_starts_none(node):
     node.begin("a")
     node.supervisor.give_up()
     (told,) = node.sent("h1")

@@ -30,7 +30,7 @@ class Disk:
             then(job())
 
 
-def test_of_what_a_node_left_only_its_outbox_goes(tmp_path: Path) -> None:
+def test_only_the_outbox_of_a_dead_node_is_removed(tmp_path: Path) -> None:
     kept = [".outboxes", "node.log", "forkserver-1.log", "lock"]
     for name in (*kept, ".outbox-0123", ".outbox-4567"):
         (tmp_path / name).write_bytes(b"x")
@@ -39,7 +39,7 @@ def test_of_what_a_node_left_only_its_outbox_goes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "cache"])
 
 
-def test_a_spool_that_never_lost_its_name_is_a_leftover(tmp_path: Path, monkeypatch) -> None:
+def test_spool_that_kept_its_name_is_a_leftover(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("os.unlink", lambda _: None)
     spool = Spool(str(tmp_path))
     spool.write(b"event")
@@ -64,9 +64,7 @@ def test_long_logs_are_cut_to_their_newest_half_and_other_files_left_alone(tmp_p
     assert (tmp_path / "consumer.log").read_text() == "short\n"
 
 
-def test_logs_are_looked_at_again_and_again_even_if_the_disk_refuses(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_logs_are_checked_again_even_if_the_disk_fails(tmp_path: Path, monkeypatch) -> None:
     clock, disk = Clock(), Disk()
     monkeypatch.setattr(work_folder, "cap_logs", partial(cap_logs, limit_bytes=100))
     disk.problem = OSError(28, "No space left on device")

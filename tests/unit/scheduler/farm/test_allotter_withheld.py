@@ -27,7 +27,7 @@ def devices(experiment: SharingExperiment) -> list[str]:
     return sorted(uuid for trial in experiment.running for uuid in trial.devices)
 
 
-def test_a_withheld_device_is_not_offered_and_is_once_it_is_back() -> None:
+def test_withheld_device_is_offered_only_once_it_is_back() -> None:
     allocator = an_allocator(("n", 2))
     allocator.devices_withheld("n", BAD)
     allocator.experiment_added("e", "ada")
@@ -43,7 +43,7 @@ def test_a_withheld_device_is_not_offered_and_is_once_it_is_back() -> None:
     assert offer.devices == {"n-0": 1.0, "n-1": 1.0}
 
 
-def test_what_was_offered_and_is_not_used_is_taken_back_and_given_elsewhere() -> None:
+def test_unused_offer_on_a_withheld_device_is_replaced_elsewhere() -> None:
     allocator = an_allocator(("n", 1), ("other", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, preferred="n"))
@@ -55,7 +55,7 @@ def test_what_was_offered_and_is_not_used_is_taken_back_and_given_elsewhere() ->
     assert offers == {"n": {}, "other": {"other-0": 1.0}}
 
 
-def test_an_offer_on_its_way_is_taken_back_when_it_is_known_that_nothing_is_in_it() -> None:
+def test_offer_in_flight_is_taken_back_once_it_is_known_to_be_unused() -> None:
     allocator = an_allocator(("n", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -67,7 +67,7 @@ def test_an_offer_on_its_way_is_taken_back_when_it_is_known_that_nothing_is_in_i
     assert offer.devices == {}
 
 
-def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_nobody() -> None:
+def test_trial_on_a_withheld_device_ends_there_and_its_slot_is_not_offered() -> None:
     allocator = an_allocator(("n", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -89,7 +89,7 @@ def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_no
     assert allocator.explainer.why("e", ONE)[1] == WORDS
 
 
-def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
+def test_slot_is_not_preempted_where_it_would_need_a_withheld_device() -> None:
     farm = farm_of(2)
     small = farm.submit(an_experiment("small", 1.0, 50_000.0, 2))
     farm.run(farm.now + 30.0)
@@ -107,7 +107,7 @@ def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
     assert "large" not in farm.experiments, "it has run in their place"
 
 
-def test_a_node_with_a_withheld_device_is_used_for_all_else() -> None:
+def test_node_with_a_withheld_device_is_used_for_other_requests() -> None:
     farm = farm_of(4)
     farm.withhold("n", BAD)
     one = farm.submit(an_experiment("one", 0.5, 20.0, 30))
@@ -118,7 +118,7 @@ def test_a_node_with_a_withheld_device_is_used_for_all_else() -> None:
     assert "one" not in farm.experiments, "all its trials have ended"
 
 
-def test_trials_on_a_device_when_it_is_withheld_keep_their_experiment_from_nothing() -> None:
+def test_trials_on_a_device_that_becomes_withheld_do_not_block_their_experiment() -> None:
     farm = farm_of(2)
     one = farm.submit(an_experiment("one", 1.0, 300.0, 8))
     farm.run(farm.now + 30.0)
@@ -130,7 +130,7 @@ def test_trials_on_a_device_when_it_is_withheld_keep_their_experiment_from_nothi
     assert "one" not in farm.experiments
 
 
-def test_a_supervisor_that_begins_while_devices_are_withheld_gives_none_of_them() -> None:
+def test_supervisor_that_starts_with_withheld_devices_offers_none_of_them() -> None:
     farm = farm_of(2)
     farm.withhold("n", BAD)
     one = farm.submit(an_experiment("one", 1.0, 50.0, 8))

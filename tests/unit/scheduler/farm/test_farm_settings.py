@@ -13,12 +13,12 @@ from tunemq_shared.base.errors import ConfigError
 PAGE = Path(__file__).parents[4] / "docs" / "farm.md"
 
 
-def test_without_a_file_all_owners_are_alike() -> None:
+def test_without_a_file_all_owners_are_equal() -> None:
     assert read_settings(None) == FarmSettings()
     assert read_settings(None).shares == {}
 
 
-def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
+def test_example_of_the_page_is_valid(tmp_path: Path) -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "farm.toml"
     path.write_text(block)
@@ -42,7 +42,7 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
         ("max_running = ", "invalid"),
     ],
 )
-def test_what_is_of_no_use_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_setting_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(said)) as rejected:
@@ -82,7 +82,7 @@ def test_settings_store_is_allowed_to_its_owners(tmp_path: Path) -> None:
         ("3", "invalid"),
     ],
 )
-def test_settings_store_that_would_get_the_farms_keys_is_refused_with_the_fix(
+def test_settings_store_that_would_get_the_farms_keys_is_rejected_with_the_fix(
     tmp_path: Path, stores: str, said: str
 ) -> None:
     path = tmp_path / "farm.toml"
@@ -92,6 +92,6 @@ def test_settings_store_that_would_get_the_farms_keys_is_refused_with_the_fix(
     assert str(path) in str(rejected.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read: No such file"):
         read_settings(str(tmp_path / "nowhere.toml"))

@@ -27,7 +27,7 @@ def all_files(folder: KeyFolder) -> dict[str, KeyFile]:
     return {path.name: read_key_file(path) for path in folder.path.iterdir()}
 
 
-def test_each_gets_what_it_needs_and_no_more(folder):
+def test_each_role_gets_only_the_keys_it_needs(folder):
     files = all_files(folder)
     whole = files["scheduler.toml"]
 
@@ -42,7 +42,7 @@ def test_each_gets_what_it_needs_and_no_more(folder):
     assert len(set(secrets)) == len(secrets) == 4
 
 
-def test_nobody_else_can_read_or_enter(folder, tmp_path):
+def test_only_the_owner_can_read_or_enter(folder, tmp_path):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     for path in folder.path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -52,7 +52,7 @@ def test_nobody_else_can_read_or_enter(folder, tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_keys_that_are_there_are_not_lost(folder):
+def test_existing_keys_are_kept(folder):
     before = all_files(folder)
     with pytest.raises(ConfigError, match=r"there are keys in .* already"):
         folder.create(["eve"])
@@ -60,7 +60,7 @@ def test_keys_that_are_there_are_not_lost(folder):
 
 
 @pytest.mark.parametrize("name", ["scheduler", "worker", "", "a/b", "..\n", "x" * 65, "a\x1b[31m"])
-def test_names_that_no_file_can_have_are_refused(folder, tmp_path, name):
+def test_invalid_names_are_rejected(folder, tmp_path, name):
     with pytest.raises(ConfigError, match="a submitter cannot be called"):
         folder.add([name])
     with pytest.raises(ConfigError, match="a submitter cannot be called"):
@@ -69,7 +69,7 @@ def test_names_that_no_file_can_have_are_refused(folder, tmp_path, name):
 
 
 @given(st.sets(st.from_regex(SUBMITTER_NAME, fullmatch=True), min_size=1, max_size=3))
-def test_every_name_that_is_allowed_comes_back(tmp_path_factory, names):
+def test_every_valid_name_round_trips(tmp_path_factory, names):
     names -= {"scheduler", "worker"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
@@ -79,7 +79,7 @@ def test_every_name_that_is_allowed_comes_back(tmp_path_factory, names):
         assert list(read_key_file(folder.path / f"{name}.toml").submitters) == [name]
 
 
-def test_only_what_changes_is_to_be_copied(folder):
+def test_only_changed_files_are_to_be_copied(folder):
     assert folder.add(["eve"]) == ["scheduler.toml", "eve.toml"]
     assert folder.rotate(["worker"]) == ["scheduler.toml", "worker.toml"]
     assert folder.rotate(["ada"]) == ["scheduler.toml", "ada.toml"]
@@ -88,7 +88,7 @@ def test_only_what_changes_is_to_be_copied(folder):
     assert not (folder.path / "eve.toml").exists()
 
 
-def test_between_two_steps_each_understands_each(folder):
+def test_roles_understand_each_other_between_two_steps(folder):
     """While files are copied, some machines have those of one step and others those of the next."""
     steps = [all_files(folder)]
     for change in (folder.rotate, folder.promote, folder.drop):
@@ -115,7 +115,7 @@ def understand(one: MessageSigner, other: MessageSigner) -> None:
     assert other.open(one.close(b"said", b"place"), b"place") == b"said"
 
 
-def test_steps_in_the_wrong_order_are_refused_with_the_right_one(folder):
+def test_steps_in_the_wrong_order_are_rejected_with_the_right_one(folder):
     with pytest.raises(ConfigError, match="nothing to drop"):
         folder.drop()
     with pytest.raises(ConfigError, match=r"signs already.*tunemq keys rotate"):
@@ -131,7 +131,7 @@ def test_steps_in_the_wrong_order_are_refused_with_the_right_one(folder):
     folder.drop()
 
 
-def test_a_submitter_who_came_in_the_middle_hinders_no_step(folder):
+def test_submitter_added_in_between_blocks_no_step(folder):
     folder.rotate()
     folder.add(["eve"])
     folder.promote()
@@ -139,7 +139,7 @@ def test_a_submitter_who_came_in_the_middle_hinders_no_step(folder):
     assert {len(its) for its in folder.keys().submitters.values()} == {1}
 
 
-def test_unknown_names_are_told_with_the_known_ones(folder):
+def test_unknown_names_are_reported_with_the_known_ones(folder):
     for change in (folder.rotate, folder.promote, folder.drop, folder.remove):
         with pytest.raises(
             ConfigError, match=r"no keys of 'eve' in .* of worker, journals, ada, ben"
@@ -149,14 +149,14 @@ def test_unknown_names_are_told_with_the_known_ones(folder):
         folder.add(["ada"])
 
 
-def test_a_folder_without_keys_is_told(tmp_path):
+def test_folder_without_keys_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="tunemq keys new"):
         KeyFolder(str(tmp_path / "missing")).rotate()
     with pytest.raises(ConfigError, match=r"scheduler\.toml cannot be read"):
         KeyFolder(str(tmp_path)).add(["ada"])
 
 
-def test_a_command_that_was_cut_off_is_given_again(folder):
+def test_interrupted_command_can_be_repeated(folder):
     """The file with all keys is written last, so the repeated command overwrites the others."""
     before = (folder.path / "scheduler.toml").read_bytes()
     folder.rotate()

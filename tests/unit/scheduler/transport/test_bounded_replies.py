@@ -67,12 +67,12 @@ def test_reply_within_the_limits_is_read():
     assert read(b"*2\r\n$3\r\nabc\r\n:7\r\n") == [b"abc", 7]
 
 
-def test_string_longer_than_the_limit_is_refused_before_it_is_read():
+def test_string_longer_than_the_limit_is_rejected_before_it_is_read():
     with pytest.raises(TooLong):
         read(b"$%d\r\n" % (STRING_BYTES + 1))
 
 
-def test_reply_of_many_strings_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_reply_of_many_strings_beyond_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounded_replies, "REPLY_BYTES", 1000)
     assert len(read(b"*5\r\n" + b"$3\r\nabc\r\n" * 5)) == 5
     with pytest.raises(TooLong):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from tunemq_scheduler.transport.departures import Deregistrations
 
 
-def test_who_ends_is_dead_when_all_streams_are_read_to_where_it_said_so():
+def test_deregistered_node_is_dead_when_its_streams_are_read_to_its_last_entries():
     departures = Deregistrations()
     departures.add("inc1", b"7-0", "it left")
     assert departures.due([b"6-3", b"9-0"]) == {}
@@ -12,7 +12,7 @@ def test_who_ends_is_dead_when_all_streams_are_read_to_where_it_said_so():
     assert departures.due([]) == {}, "said once"
 
 
-def test_where_all_streams_are_read_to_their_ends_it_is_dead_at_once():
+def test_node_whose_streams_are_already_read_is_dead_at_once():
     departures = Deregistrations()
     departures.add("inc1", b"7-0", "it left")
     departures.add("inc2", b"9-0", "another took its place")

@@ -10,7 +10,7 @@ from tunemq_scheduler.transport.in_process_executor import InProcessExecutor, _Q
 from tunemq_shared.protocol import messages as m
 
 
-def test_closing_it_ends_a_trial_that_waits_for_its_next_order() -> None:
+def test_closing_ends_a_trial_that_waits_for_its_next_order() -> None:
     executor = InProcessExecutor({"cpu": 1.0})
     executor.open(PLAN)
     executor.start_trial(StartTrial("t", 3, "here", 0, b"", {"cpu": 1.0}, (), 0, None))

@@ -29,7 +29,7 @@ def started(assignment: Assignment) -> list[str]:
     return [order.trial for order in assignment.orders if order.start is not None]
 
 
-def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
+def test_order_includes_the_start_until_a_version_with_it_is_confirmed():
     desired_state, orders = desired_state_with_one_trial()
     first = desired_state.next_assignment()
     orders.put(TrialOrder("t1", 1, next_result(1)))
@@ -43,7 +43,7 @@ def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
     assert third.orders[0].run_until == next_result(1)
 
 
-def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
+def test_later_trial_is_started_though_older_versions_are_confirmed():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     orders.put(TrialOrder("t2", 1, TO_THE_END, start=START))
@@ -51,7 +51,7 @@ def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed(
     assert started(desired_state.next_assignment()) == ["t2"]
 
 
-def test_what_another_term_confirmed_does_not_count():
+def test_confirmation_of_another_term_does_not_count():
     desired_state, _ = desired_state_with_one_trial()
     desired_state.next_assignment()
     desired_state.confirm(2, 99)
@@ -60,7 +60,7 @@ def test_what_another_term_confirmed_does_not_count():
     assert started(desired_state.same_assignment()) == ["t1"]
 
 
-def test_versions_continue_from_the_one_that_the_node_took_from_an_earlier_scheduler():
+def test_versions_continue_from_the_nodes_version_of_an_earlier_scheduler():
     desired_state = DesiredState("inc", term=3, confirmed=41)
 
     assert desired_state.is_confirmed
@@ -81,7 +81,7 @@ def test_orders_about_an_older_attempt_of_a_trial_change_nothing():
     assert (order.attempt, order.run_until, order.stop) == (2, TO_THE_END, False)
 
 
-def test_a_released_trial_is_left_out_but_is_no_reason_to_write():
+def test_released_trial_is_left_out_but_causes_no_write():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.next_assignment()
     orders.release("t1", 1)
@@ -94,7 +94,7 @@ def test_a_released_trial_is_left_out_but_is_no_reason_to_write():
     assert desired_state.next_assignment().orders == ()
 
 
-def test_after_the_wire_was_reset_everything_is_told_again():
+def test_reset_of_the_connection_sends_everything_again():
     desired_state, _ = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     desired_state.lose_confirmation()
@@ -105,7 +105,7 @@ def test_after_the_wire_was_reset_everything_is_told_again():
     assert started(again) == ["t1"]
 
 
-def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
+def test_repeated_send_keeps_the_version_and_restarts_the_timer():
     desired_state, _ = desired_state_with_one_trial()
     first = desired_state.next_assignment()
     desired_state.renewals_unconfirmed = 5
@@ -114,7 +114,7 @@ def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
     assert desired_state.renewals_unconfirmed == 0
 
 
-def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
+def test_trial_to_be_paused_is_listed_so_until_it_is_released():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     orders.put(TrialOrder("t1", 2, next_result(0), pause=True))
@@ -128,14 +128,14 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     assert desired_state.next_assignment().orders == ()
 
 
-def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to_pause_at_once():
+def test_preempted_trial_may_run_to_its_next_checkpoint_until_it_is_to_pause_at_once():
     order = TrialOrder("t1", 1, TO_THE_END).paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, True)
     order = order.paused().paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, False)
 
 
-def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_continue():
+def test_node_heard_again_is_sent_everything_and_versions_continue():
     desired_state, orders = desired_state_with_one_trial()
     desired_state.confirm(3, desired_state.next_assignment().version)
     desired_state.start_over()
@@ -153,7 +153,7 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_continu
     )
 
 
-def test_a_trial_to_be_killed_is_listed_beside_its_next_attempt_until_it_is_released():
+def test_trial_to_be_killed_is_listed_beside_its_next_attempt_until_it_is_released():
     desired_state, orders = desired_state_with_one_trial()
     orders.put(TrialOrder("t1", 1, TO_THE_END, start=START, kill=True))
     orders.put(TrialOrder("t1", 3, TO_THE_END, start=START))
@@ -166,7 +166,7 @@ def test_a_trial_to_be_killed_is_listed_beside_its_next_attempt_until_it_is_rele
     assert [order.attempt for order in desired_state.next_assignment().orders] == [3]
 
 
-def test_trials_of_two_experiments_are_two_whatever_their_names():
+def test_trials_of_two_experiments_are_distinct_whatever_their_names():
     desired_state, orders = desired_state_with_one_trial()
     another = desired_state.orders("another")
     another.put(TrialOrder("t1", 1, TO_THE_END, start=START))
@@ -176,7 +176,7 @@ def test_trials_of_two_experiments_are_two_whatever_their_names():
     assert [order.run_until for order in desired_state.next_assignment().orders] == [next_result(0)]
 
 
-def test_what_an_experiment_has_not_said_yet_is_left_as_it_is():
+def test_trials_of_an_experiment_without_stated_orders_are_left_alone():
     desired_state = DesiredState("inc", term=3, confirmed=1, absent=["k"])
     assert desired_state.says_nothing
     assert desired_state.orders("another").is_empty
@@ -190,7 +190,7 @@ def test_what_an_experiment_has_not_said_yet_is_left_as_it_is():
     assert not desired_state.is_changed, "it was said already"
 
 
-def test_when_an_experiment_is_dropped_the_node_hears_of_it_if_it_hosts_some_of_it():
+def test_dropped_experiment_is_sent_to_nodes_with_trials_of_it():
     desired_state, _ = desired_state_with_one_trial()
     desired_state.orders("unused")
     desired_state.next_assignment()

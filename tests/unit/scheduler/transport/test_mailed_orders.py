@@ -57,13 +57,13 @@ def test_order_that_no_node_can_read_fails_its_search_and_is_not_sent(field, tol
     assert executor.sent == []
 
 
-def test_order_that_a_node_can_read_is_sent_as_it_is():
+def test_readable_order_is_sent_unchanged():
     executor = Sent(PLAN)
     executor.start_trial(ORDER)
     assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.trial_spec(ORDER))]
 
 
-def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_it():
+def test_later_orders_about_a_running_trial_repeat_all_but_the_start():
     executor = Sent(PLAN)
     executor.start_trial(ORDER)
     executor.continue_training(ContinueTrial("t1", 1, "n", next_result(3)))
@@ -80,7 +80,7 @@ def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_
     assert executor.sent == [("n", "t1", 1)]
 
 
-def test_a_trial_that_is_not_wanted_where_it_is_found_is_killed():
+def test_unwanted_trial_found_on_a_node_is_killed():
     executor = Sent(PLAN)
     executor.reattach_trial(ReattachTrial(ORDER, is_wanted=False, pause=False, stop=False))
     assert executor.sent == [TrialOrder("t1", 1, (), start=PLAN.trial_spec(ORDER), kill=True)]

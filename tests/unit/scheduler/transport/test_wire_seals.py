@@ -51,7 +51,7 @@ def batch_of(node, header=b"header", events=b"events", key=KEY):
     return {redis_keys.HEADER: node.header(key, header, events), redis_keys.EVENTS: events}
 
 
-def test_what_one_side_says_the_other_hears(both):
+def test_message_signed_by_one_side_is_read_by_the_other(both):
     scheduler, node = both
     assert node.command(scheduler.command("inc1", b"orders").encode()) == b"orders"
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "f", "it is dead")])
@@ -72,7 +72,7 @@ def test_what_one_side_says_the_other_hears(both):
     assert scheduler.rejected.counts() == node.rejected.counts() == ()
 
 
-def test_only_what_is_set_in_a_reply_is_sealed(both):
+def test_only_fields_set_in_a_reply_are_signed(both):
     scheduler, _ = both
     others = [
         ("EXPIRE", redis_keys.reply("inc1"), "60"),
@@ -82,7 +82,7 @@ def test_only_what_is_set_in_a_reply_is_sealed(both):
     assert scheduler.replies(others) == others
 
 
-def test_s02_what_is_sealed_for_one_place_is_of_no_use_in_another(signed):
+def test_s02_signature_for_one_place_is_invalid_in_another(signed):
     scheduler, node = signed
     registration = node.registration(b"inc1")
     assert scheduler.registration_entry({redis_keys.BYE: registration}) is None
@@ -106,9 +106,7 @@ def test_s02_what_is_sealed_for_one_place_is_of_no_use_in_another(signed):
     ("mine", "others", "reason"),
     [(True, False, "unsigned"), (False, True, "signed_without_keys"), (True, True, "unknown_key")],
 )
-def test_s02_between_sides_that_do_not_share_keys_nothing_is_believed(
-    mine, others, reason, tmp_path
-):
+def test_s02_sides_without_shared_keys_reject_all_messages(mine, others, reason, tmp_path):
     def keys(has_some, name, of):
         return of(key_folder(tmp_path / name)) if has_some else LiveKeys.none()
 
@@ -123,7 +121,7 @@ def test_s02_between_sides_that_do_not_share_keys_nothing_is_believed(
     assert counted(node) == {("command", theirs.get(reason, reason)): 1}
 
 
-def test_s15_what_is_too_long_is_refused_before_it_is_looked_at(both):
+def test_s15_message_that_is_too_long_is_rejected_unread(both):
     scheduler, _ = both
     long = b"\1" + bytes(limits.EVENTS_BYTES)
     assert scheduler.registration_entry({redis_keys.REGISTRATION: long}) is None
@@ -140,7 +138,7 @@ def test_s15_what_is_too_long_is_refused_before_it_is_looked_at(both):
     }
 
 
-def test_s03_an_old_lease_is_no_sign_of_life(signed):
+def test_s03_old_lease_is_no_sign_of_life(signed):
     scheduler, node = signed
     first, second, third = (node.lease(f"{number}:0:0") for number in (8, 9, 10))
     assert scheduler.leases({"inc1": second}) == [b"9:0:0"]
@@ -152,7 +150,7 @@ def test_s03_an_old_lease_is_no_sign_of_life(signed):
     assert counted(scheduler) == {("lease", "repeated"): 3}
 
 
-def test_a_refused_lease_is_counted_once_while_it_stands_there(signed):
+def test_rejected_lease_is_counted_once_while_it_stays(signed):
     scheduler, node = signed
     assert scheduler.leases({"inc1": node.lease("3:0:0")}) == [b"3:0:0"]
     for _ in range(10):
@@ -162,7 +160,7 @@ def test_a_refused_lease_is_counted_once_while_it_stands_there(signed):
     assert counted(scheduler) == {("lease", "unreadable"): 1, ("lease", "repeated"): 1}
 
 
-def test_a_reply_is_looked_at_once_and_again_with_other_keys(tmp_path):
+def test_reply_is_verified_once_and_again_with_other_keys(tmp_path):
     folder = key_folder(tmp_path / "keys")
     scheduler, node = SchedulerSigning(of_scheduler(folder)), NodeSigning("inc1", of_worker(folder))
     ((*_, told),) = scheduler.replies([("HSET", redis_keys.reply("inc1"), "v", "1:2")])
@@ -175,7 +173,7 @@ def test_a_reply_is_looked_at_once_and_again_with_other_keys(tmp_path):
     assert counted(node)["reply", "unreadable"] == 2
 
 
-def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
+def test_node_that_other_keys_might_accept_is_asked_again_once(tmp_path):
     folder = key_folder(tmp_path / "keys")
     stranger = NodeSigning("inc9", of_worker(key_folder(tmp_path / "others")))
     scheduler = SchedulerSigning(of_scheduler(folder))
@@ -193,7 +191,7 @@ def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
     assert scheduler.are_changed() == (True, False)
 
 
-def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
+def test_lease_counts_once_it_answers_the_scheduler(tmp_path):
     folder = key_folder(tmp_path / "keys")
     node = NodeSigning("inc1", of_worker(folder))
     before, after = SchedulerSigning(of_scheduler(folder)), SchedulerSigning(of_scheduler(folder))
@@ -212,7 +210,7 @@ def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
     assert after.leases({"inc1": node.lease("8:0:0")}) == [b"8:0:0"]
 
 
-def test_a_challenge_counts_until_the_next_one_is_replaced(signed):
+def test_challenge_counts_until_the_next_one_is_replaced(signed):
     scheduler, node = signed
     assert not node.hear_challenge(posed(scheduler, redis_keys.LEASE_TTL_S - 0.1))
     assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]
@@ -224,7 +222,7 @@ def test_a_challenge_counts_until_the_next_one_is_replaced(signed):
     assert scheduler.leases({"inc1": node.lease("4:0:0")}) == [b"4:0:0"]
 
 
-def test_s02_a_challenge_of_others_is_refused_once_and_changes_nothing(signed, tmp_path):
+def test_s02_challenge_of_others_is_rejected_once_and_changes_nothing(signed, tmp_path):
     scheduler, node = signed
     others = posed(SchedulerSigning(of_scheduler(key_folder(tmp_path / "others"))))
     for forged in (others, others, b"", b"x" * 300):
@@ -233,7 +231,7 @@ def test_s02_a_challenge_of_others_is_refused_once_and_changes_nothing(signed, t
     assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]
 
 
-def test_without_keys_nothing_is_asked_and_nothing_answered():
+def test_without_keys_no_challenge_is_sent_or_answered():
     scheduler, node = SchedulerSigning(), NodeSigning("inc1")
     assert scheduler.challenge(0.0) == []
     assert not node.hear_challenge(b"\0anything")

@@ -20,12 +20,12 @@ from tunemq_shared.base.byte_sizes import parse_bytes, show_bytes
         ("1T", 10**12),
     ],
 )
-def test_a_size_may_have_a_unit(text, number):
+def test_size_may_have_a_unit(text, number):
     assert parse_bytes(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1e3", "1 PB", "1iB", "GiB"])
-def test_what_is_no_size_is_none(text):
+def test_invalid_size_is_none(text):
     assert parse_bytes(text) is None
 
 
@@ -41,5 +41,5 @@ def test_what_is_no_size_is_none(text):
         (5000 * 2**40, "5000 TiB"),
     ],
 )
-def test_a_number_of_bytes_is_shown_with_three_digits_or_whole(number, text):
+def test_number_of_bytes_is_shown_with_three_digits_or_whole(number, text):
     assert show_bytes(number) == text

@@ -33,20 +33,20 @@ def arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     failpoints._disarm()
 
 
-def test_nothing_fails_unless_asked(arm: Callable[[str], None]) -> None:
+def test_nothing_fails_by_default(arm: Callable[[str], None]) -> None:
     arm("")
     for name in FAILPOINTS:
         failpoint(name)
 
 
-def test_one_that_is_off_costs_next_to_nothing(arm: Callable[[str], None]) -> None:
+def test_disabled_failpoint_costs_next_to_nothing(arm: Callable[[str], None]) -> None:
     arm("")
     # Many short runs, because a busy machine interrupts most long ones.
     best = min(timeit.repeat(lambda: failpoint("cache.before_copy"), number=1_000, repeat=100))
     assert best / 1_000 < 1e-6
 
 
-def test_an_error_comes_once_at_its_time(arm: Callable[[str], None]) -> None:
+def test_error_is_raised_once_at_its_count(arm: Callable[[str], None]) -> None:
     arm("cache.before_copy=error@3,cache.after_copy=error")
     for _ in range(2):
         failpoint("cache.before_copy")
@@ -57,14 +57,14 @@ def test_an_error_comes_once_at_its_time(arm: Callable[[str], None]) -> None:
         failpoint("cache.after_copy")
 
 
-def test_one_place_may_do_several_things(arm: Callable[[str], None]) -> None:
+def test_one_failpoint_may_have_several_actions(arm: Callable[[str], None]) -> None:
     arm("cache.before_copy=delay:0@1,cache.before_copy=error@2")
     failpoint("cache.before_copy")
     with pytest.raises(OSError, match=r"failpoint"):
         failpoint("cache.before_copy")
 
 
-def test_kill_is_a_sigkill_to_oneself() -> None:
+def test_kill_sends_sigkill_to_the_process_itself() -> None:
     environ = {**os.environ, VARIABLE: "cache.before_copy=kill@3"}
     shown = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=False
@@ -73,7 +73,7 @@ def test_kill_is_a_sigkill_to_oneself() -> None:
     assert shown.stdout.split() == ["0", "1", "2"]
 
 
-def test_a_forked_process_counts_for_itself(arm: Callable[[str], None]) -> None:
+def test_forked_process_has_separate_counts(arm: Callable[[str], None]) -> None:
     arm("cache.before_copy=error@2")
     failpoint("cache.before_copy")
     if not (pid := os.fork()):
@@ -88,7 +88,7 @@ def test_a_forked_process_counts_for_itself(arm: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("spec", ["cache.before_copy=die", "cache.before_copy=kill@soon"])
-def test_a_value_that_cannot_be_read_is_an_error(spec: str, arm: Callable[[str], None]) -> None:
+def test_invalid_value_is_an_error(spec: str, arm: Callable[[str], None]) -> None:
     arm(spec)
     with pytest.raises(ValueError, match=r"die|soon"):
         failpoint("cache.before_copy")

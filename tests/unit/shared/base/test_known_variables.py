@@ -45,7 +45,7 @@ def test_unknown_variables_names_the_closest_known_one(name: str, meant: str):
     assert (f"did you mean {meant}?" in said) == bool(meant)
 
 
-def test_unknown_variables_are_none_of_ours_and_none_of_kubernetes():
+def test_unknown_variables_exclude_ours_and_those_of_kubernetes():
     of_kubernetes = {"TUNEMQ_REDIS_SERVICE_HOST", "TUNEMQ_REDIS_PORT_6379_TCP_ADDR"}
     ours = {*KNOWN_VARIABLES, *of_kubernetes, "TUNEMQ_PARAM_LR", "PATH", "TUNE_X"}
     assert unknown_variables(ours) == []

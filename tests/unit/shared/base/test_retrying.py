@@ -52,7 +52,7 @@ def test_pauses_grow_up_to_a_limit_and_differ():
     assert len(set(cancel.seconds)) == 12
 
 
-def test_what_would_be_the_same_next_time_is_not_tried_again():
+def test_permanent_error_is_not_retried():
     cancel = Pauses()
     with pytest.raises(StoreError, match="forbidden"):
         retried(failing(1, StoreError("forbidden")), cancel)
@@ -64,13 +64,13 @@ def ends(cancel: CancelToken) -> None:
     cancel._deadline = 0.0
 
 
-def test_after_its_time_it_says_what_was_wrong_last():
+def test_timeout_reports_the_last_error():
     cancel = CancelToken(60)
     with pytest.raises(TransferTimedOut, match=r"away\. Gave up after 60 s"):
         retried(failing(99, StoreUnavailable("away.")), cancel, lambda _trouble: ends(cancel))
 
 
-def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try(monkeypatch):
+def test_error_is_reported_if_the_timeout_comes_during_another_attempt(monkeypatch):
     monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 0.001)
     cancel, tries = CancelToken(60), 0
 
@@ -87,7 +87,7 @@ def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try
     assert isinstance(caught.value.__cause__, StoreUnavailable)
 
 
-def test_a_try_that_says_why_its_time_was_over_is_believed():
+def test_attempt_that_reports_its_timeout_is_the_reported_error():
     def send() -> None:
         raise TransferTimedOut("The name server is slow.") from StoreUnavailable("no answer")
 
@@ -95,7 +95,7 @@ def test_a_try_that_says_why_its_time_was_over_is_believed():
         retried(send, CancelToken(60))
 
 
-def test_calling_off_ends_a_pause_at_once(monkeypatch):
+def test_cancelling_ends_a_pause_at_once(monkeypatch):
     monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 200.0)
     monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 200.0)
     cancel, begin = CancelToken(), time.monotonic()
@@ -104,7 +104,7 @@ def test_calling_off_ends_a_pause_at_once(monkeypatch):
     assert time.monotonic() - begin < 60
 
 
-def test_a_child_may_have_less_time_than_its_parent_but_not_more():
+def test_child_may_have_less_time_than_its_parent_but_not_more():
     parent = CancelToken(60)
     with parent.child(30) as child:
         assert child.left <= 30
@@ -117,7 +117,7 @@ def test_a_child_may_have_less_time_than_its_parent_but_not_more():
         assert child.timeout_s == 60
 
 
-def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
+def test_child_ends_with_its_parent_and_not_the_other_way_round():
     parent = CancelToken(60)
     with parent.child() as child:
         child.cancel()
@@ -134,12 +134,12 @@ def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
         child.check()
 
 
-def test_time_that_is_over_is_over():
+def test_expired_time_stays_expired():
     with pytest.raises(TransferTimedOut, match="within 0 s"):
         CancelToken(0).check()
 
 
-def test_things_done_in_parallel_keep_their_order():
+def test_parallel_results_keep_their_order():
     barrier = threading.Barrier(3)
 
     def work(number: int, _cancel: CancelToken) -> int:
@@ -149,7 +149,7 @@ def test_things_done_in_parallel_keep_their_order():
     assert in_parallel(work, iter(range(3)), CancelToken(), at_once=3) == [0, 10, 20]
 
 
-def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
+def test_first_failure_stops_the_others_and_is_raised():
     others_wait = threading.Barrier(3)
 
     def work(number: int, cancel: CancelToken) -> None:
@@ -165,7 +165,7 @@ def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
     assert time.monotonic() - begin < 60
 
 
-def test_a_failure_among_the_items_stops_what_is_under_way():
+def test_failure_among_the_items_stops_those_in_progress():
     def items():
         yield 1
         raise ValueError("the source")

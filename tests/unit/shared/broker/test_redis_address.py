@@ -29,7 +29,7 @@ from tunemq_workers.broker.redis_client import pack
         ),
     ],
 )
-def test_celery_is_sent_to_the_same_place(url, for_celery):
+def test_celery_gets_the_same_address(url, for_celery):
     assert parse_address(url).celery_url() == for_celery
 
 
@@ -42,14 +42,14 @@ def test_celery_is_sent_to_the_same_place(url, for_celery):
         ("rediss://me:secret@[::1]", "rediss://[::1]:6379/0"),
     ],
 )
-def test_a_password_is_not_shown(url: str, shown: str):
+def test_password_is_not_shown(url: str, shown: str):
     address = parse_address(url)
     assert address.without_credentials() == shown
     for text in (str(address), repr(address), f"{address}", repr([address])):
         assert "secret" not in text
 
 
-def test_all_clients_are_told_of_the_files_for_tls(tmp_path: Path):
+def test_all_clients_get_the_files_for_tls(tmp_path: Path):
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "crt", "key")}
     for file in files.values():
         file.touch()
@@ -64,7 +64,7 @@ def test_all_clients_are_told_of_the_files_for_tls(tmp_path: Path):
 
 
 @pytest.mark.parametrize("url", ["", "farm:6379", "http://farm", "unix://", "redis://farm:x"])
-def test_what_is_no_address_is_refused(url: str):
+def test_invalid_address_is_rejected(url: str):
     with pytest.raises(ConfigError, match=r"The address of Redis"):
         parse_address(url)
 
@@ -80,12 +80,12 @@ def test_what_is_no_address_is_refused(url: str):
         ("unix:///run/r.sock?ssl_ca_certs=/ca.pem", "there are: db, password"),
     ],
 )
-def test_an_option_that_some_client_would_pass_over_is_refused(url: str, text: str):
+def test_option_that_some_client_would_ignore_is_rejected(url: str, text: str):
     with pytest.raises(ConfigError, match=re.escape(text)):
         parse_address(url)
 
 
-def test_what_is_wrong_with_a_password_does_not_show_it():
+def test_error_about_a_password_does_not_show_it():
     with pytest.raises(ConfigError) as rejected:
         parse_address("redis://me:canary/7@farm:6379/0")
     assert "canary" not in str(rejected.value)
@@ -115,7 +115,7 @@ def test_what_is_wrong_with_a_password_does_not_show_it():
         ("redis://[fe80::1]", False),
     ],
 )
-def test_only_what_stays_on_this_machine_is_local(url: str, is_local: bool):
+def test_only_addresses_on_this_machine_are_local(url: str, is_local: bool):
     assert parse_address(url).is_local is is_local
 
 

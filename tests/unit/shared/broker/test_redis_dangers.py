@@ -22,7 +22,7 @@ def found(url: str, version: str = "7.0.15") -> set[str]:
     return {danger.check for danger in dangers(parse_address(url), RedisRelease(REDIS, version))}
 
 
-def test_as_a_user_of_its_own_over_tls_there_is_no_danger():
+def test_separate_user_over_tls_has_no_danger():
     assert found(f"rediss://worker:secret@{_AWAY}:6379/0") == set()
 
 
@@ -39,7 +39,7 @@ def test_as_a_user_of_its_own_over_tls_there_is_no_danger():
         ("unix:///run/redis.sock", set()),
     ],
 )
-def test_what_is_wrong_off_the_loopback_is_none_of_its_business_on_it(url: str, checks: set[str]):
+def test_dangers_of_a_network_are_ignored_on_the_loopback(url: str, checks: set[str]):
     assert found(url) == checks
 
 
@@ -65,7 +65,7 @@ def test_versions_are_compared_by_their_numbers(version: str, checks: set[str]):
     assert found("redis://127.0.0.1", version) == checks - {CVE}
 
 
-def test_each_danger_says_where_and_how_it_is_fixed_and_no_password():
+def test_each_danger_names_place_and_fix_and_no_password():
     url = f"redis://default:secret@{_AWAY}"
     for release in (RedisRelease(REDIS, "7.4.0"), RedisRelease(VALKEY, "8.1.1")):
         found = list(dangers(parse_address(url), release))

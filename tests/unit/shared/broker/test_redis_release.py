@@ -16,7 +16,7 @@ from tunemq_shared.broker.redis_release import (
 _VALKEY_INFO = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "8.0.1"}
 
 
-def test_valkeys_own_version_counts():
+def test_valkeys_version_counts():
     assert release_in_info(_VALKEY_INFO) == RedisRelease(VALKEY, "8.0.1")
     assert release_in_hello([b"server", b"valkey", b"version", b"8.0.1"]) == (VALKEY, "8.0.1")
 
@@ -27,7 +27,7 @@ def test_redis_has_one_version():
 
 
 @pytest.mark.parametrize("answer", [None, Exception("NOAUTH"), [], [b"server"], [b"version", 7]])
-def test_what_is_not_said_is_not_known(answer: object):
+def test_missing_version_is_unknown(answer: object):
     assert release_in_hello(answer) == RedisRelease(REDIS, "")
     assert not release_in_hello(answer).number
 

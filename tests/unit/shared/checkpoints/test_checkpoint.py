@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_stays_where_it_is(folder: Path) -> None:
+def test_folder_stays_in_place(folder: Path) -> None:
     checkpoint = Checkpoint.from_directory(folder)
     assert checkpoint.path == str(folder)
     assert not checkpoint.is_dict
@@ -33,7 +33,7 @@ def test_a_folder_stays_where_it_is(folder: Path) -> None:
     assert folder.exists()
 
 
-def test_a_relative_path_means_the_same_after_a_change_of_folder(
+def test_relative_path_means_the_same_after_a_change_of_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -43,13 +43,13 @@ def test_a_relative_path_means_the_same_after_a_change_of_folder(
 
 
 @pytest.mark.parametrize("name", ["missing", "saved/model.bin"])
-def test_what_is_no_folder_is_no_checkpoint(folder: Path, name: str) -> None:
+def test_path_that_is_no_folder_is_no_checkpoint(folder: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="must be a folder"):
         Checkpoint.from_directory(folder.parent / name)
 
 
 @pytest.mark.parity(38, 44, 178)
-def test_a_dict_comes_back_equal_also_by_way_of_a_folder(tmp_path: Path) -> None:
+def test_dict_round_trips_also_through_a_folder(tmp_path: Path) -> None:
     data = {"step": 3, "rates": (0.1, 0.2), "hook": lambda x: x + 1}
     checkpoint = Checkpoint.from_dict(data)
     assert checkpoint.is_dict
@@ -62,14 +62,14 @@ def test_a_dict_comes_back_equal_also_by_way_of_a_folder(tmp_path: Path) -> None
         assert back["hook"](1) == 2
 
 
-def test_a_dict_is_kept_as_it_was() -> None:
+def test_dict_is_copied() -> None:
     data = {"losses": [1]}
     checkpoint = Checkpoint.from_dict(data)
     data["losses"].append(2)
     assert checkpoint.to_dict() == {"losses": [1]}
 
 
-def test_the_folder_of_a_dict_lives_as_long_as_it_is_needed() -> None:
+def test_folder_of_a_dict_lives_as_long_as_it_is_needed() -> None:
     checkpoint = Checkpoint.from_dict({"a": 1})
     with checkpoint.as_directory() as path:
         assert os.listdir(path) == [DICT_FILE]
@@ -94,12 +94,12 @@ def test_only_a_dict_is_a_dict(data: Any) -> None:
         Checkpoint.from_dict(data)
 
 
-def test_what_cannot_be_saved_is_named() -> None:
+def test_value_that_cannot_be_saved_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"_thread\.lock at dict\['nets'\]\[1\]"):
         Checkpoint.from_dict({"nets": [1, threading.Lock()]})
 
 
-def test_a_copy_has_all_files(folder: Path, tmp_path: Path) -> None:
+def test_copy_has_all_files(folder: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(folder)
     copy = checkpoint.to_directory(tmp_path / "a" / "b")
     assert Path(copy, "deep", "state").read_bytes() == b"state"
@@ -110,7 +110,7 @@ def test_a_copy_has_all_files(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "dict", "written dict"])
-def test_metadata_stay_with_the_checkpoint(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_metadata_stays_with_the_checkpoint(folder: Path, tmp_path: Path, kind: str) -> None:
     checkpoint = Checkpoint(folder) if kind == "folder" else Checkpoint.from_dict({"a": 1})
     if kind == "written dict":
         assert checkpoint.path
@@ -134,7 +134,7 @@ def test_metadata_must_be_json(folder: Path) -> None:
             checkpoint.get_metadata()
 
 
-def test_checkpoints_travel_and_compare(folder: Path) -> None:
+def test_checkpoints_can_be_pickled_and_compared(folder: Path) -> None:
     for checkpoint in (Checkpoint(folder), Checkpoint.from_dict({"a": 1})):
         again = pickle.loads(pickle.dumps(checkpoint))
         assert again == checkpoint
@@ -146,7 +146,7 @@ def test_checkpoints_travel_and_compare(folder: Path) -> None:
     assert "dict" in repr(Checkpoint.from_dict({"a": 1}))
 
 
-def test_a_dict_whose_folder_was_made_travels_without_it() -> None:
+def test_pickled_dict_omits_its_folder() -> None:
     checkpoint = Checkpoint.from_dict({"a": 1})
     pickled = pickle.dumps((checkpoint.path, checkpoint))
     del checkpoint
@@ -156,7 +156,7 @@ def test_a_dict_whose_folder_was_made_travels_without_it() -> None:
     assert again.to_dict() == {"a": 1}
 
 
-def test_subclasses_make_their_own_kind(folder: Path) -> None:
+def test_subclasses_create_their_own_type(folder: Path) -> None:
     class Mine(Checkpoint):
         pass
 

@@ -92,7 +92,7 @@ def read(given):
 @pytest.mark.parity(38, 39, 44)
 @pytest.mark.parametrize("kind", [plain, with_folder, with_reporter, as_class])
 @pytest.mark.parametrize("make", [of_dict, of_folder])
-def test_every_trainable_takes_a_checkpoint_and_gets_it_back(world, tmp_path, kind, make):
+def test_every_trainable_accepts_a_checkpoint_and_gets_it_back(world, tmp_path, kind, make):
     seen = Seen()
     trainable = kind(lambda: make(tmp_path / "made"), seen)
 
@@ -108,7 +108,7 @@ def test_every_trainable_takes_a_checkpoint_and_gets_it_back(world, tmp_path, ki
 
 
 @pytest.mark.parametrize("make", [of_dict, of_folder])
-def test_a_class_is_restored_by_hand_from_any_checkpoint(tmp_path, make):
+def test_class_is_restored_by_hand_from_any_checkpoint(tmp_path, make):
     seen = []
     trainable = as_class(lambda: None, seen)(logdir=str(tmp_path))
 
@@ -119,7 +119,7 @@ def test_a_class_is_restored_by_hand_from_any_checkpoint(tmp_path, make):
 
 
 @pytest.mark.parity(40)
-def test_what_is_no_checkpoint_is_refused_by_its_type(tmp_path):
+def test_value_that_is_no_checkpoint_is_rejected_with_its_type(tmp_path):
     trainable = as_class(lambda: 3, [])(logdir=str(tmp_path))
 
     with pytest.raises(CheckpointError, match=r"save_checkpoint\(\) returned int; return a path"):

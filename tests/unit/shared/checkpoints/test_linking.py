@@ -48,7 +48,7 @@ def links(cache: LocalCheckpointStore, key: str = SECOND) -> dict[str, int]:
     }
 
 
-def test_what_has_not_changed_is_linked(cache: LocalCheckpointStore, source: Path) -> None:
+def test_unchanged_file_is_linked(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     sha256 = put_second(cache, source)
     assert set(links(cache).values()) == {2}
@@ -69,7 +69,7 @@ def test_one_changed_byte_makes_a_copy(
     assert contents(cache.open_checkpoint(SECOND, sha256).path) == contents(source)
 
 
-def test_what_was_removed_added_renamed_or_resized_is_no_link(
+def test_removed_added_renamed_or_resized_file_is_not_linked(
     cache: LocalCheckpointStore, source: Path
 ) -> None:
     put(cache, source, FIRST)
@@ -82,14 +82,14 @@ def test_what_was_removed_added_renamed_or_resized_is_no_link(
     assert contents(cache.open_checkpoint(SECOND, sha256).path) == contents(source)
 
 
-def test_the_older_checkpoint_may_go_first(cache: LocalCheckpointStore, source: Path) -> None:
+def test_older_checkpoint_may_be_removed_first(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     sha256 = put_second(cache, source)
     cache.delete_checkpoint(FIRST)
     assert contents(cache.open_checkpoint(SECOND, sha256).path) == contents(source)
 
 
-def test_what_is_shared_is_read_only(cache: LocalCheckpointStore, source: Path) -> None:
+def test_shared_files_are_read_only(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     put_second(cache, source)
     for key in (FIRST, SECOND):
@@ -97,7 +97,7 @@ def test_what_is_shared_is_read_only(cache: LocalCheckpointStore, source: Path) 
             assert path.is_dir() or path.stat().st_mode & 0o777 == 0o444
 
 
-def test_a_copy_of_what_is_shared_is_writable(
+def test_copy_of_shared_files_is_writable(
     cache: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     sha256 = put(cache, source, FIRST).sha256
@@ -108,7 +108,7 @@ def test_a_copy_of_what_is_shared_is_writable(
         assert contents(folder) == contents(source)
 
 
-def test_a_base_whose_files_are_writable_is_made_read_only(
+def test_base_with_writable_files_is_made_read_only(
     cache: LocalCheckpointStore, source: Path
 ) -> None:
     put(cache, source, FIRST)
@@ -118,7 +118,9 @@ def test_a_base_whose_files_are_writable_is_made_read_only(
     assert (cache.root / SECOND / "files" / "weights").stat().st_mode & 0o777 == 0o444
 
 
-def test_sharing_shows_a_private_file_to_nobody(cache: LocalCheckpointStore, source: Path) -> None:
+def test_sharing_shows_a_private_file_to_no_other_user(
+    cache: LocalCheckpointStore, source: Path
+) -> None:
     old = os.umask(0o077)
     try:
         put(cache, source, FIRST)
@@ -129,7 +131,7 @@ def test_sharing_shows_a_private_file_to_nobody(cache: LocalCheckpointStore, sou
     assert (cache.root / SECOND / "files" / "weights").stat().st_mode & 0o777 == 0o400
 
 
-def test_metadata_are_never_shared(cache: LocalCheckpointStore, source: Path) -> None:
+def test_metadata_is_never_shared(cache: LocalCheckpointStore, source: Path) -> None:
     Checkpoint(source).set_metadata({"note": "first"})
     first = put(cache, source, FIRST)
     # A user changes the older checkpoint: its manifest does not have the new content's hash.
@@ -145,7 +147,7 @@ def test_metadata_are_never_shared(cache: LocalCheckpointStore, source: Path) ->
 
 
 @pytest.mark.parametrize("content", [None, b"{}", b""])
-def test_a_base_that_is_gone_or_spoilt_is_none(
+def test_missing_or_damaged_base_is_ignored(
     cache: LocalCheckpointStore, source: Path, content: bytes | None
 ) -> None:
     put(cache, source, FIRST)
@@ -158,7 +160,7 @@ def test_a_base_that_is_gone_or_spoilt_is_none(
     assert cache.open_checkpoint(SECOND, sha256)
 
 
-def test_a_downloaded_base_serves_as_well(cache: LocalCheckpointStore, source: Path) -> None:
+def test_downloaded_base_serves_as_well(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     folder = cache.root / FIRST
     (folder / "manifest.json").rename(folder / "committed.json")
@@ -166,9 +168,7 @@ def test_a_downloaded_base_serves_as_well(cache: LocalCheckpointStore, source: P
     assert set(links(cache).values()) == {2}
 
 
-def test_a_damaged_file_of_the_base_is_not_linked(
-    cache: LocalCheckpointStore, source: Path
-) -> None:
+def test_damaged_file_of_the_base_is_not_linked(cache: LocalCheckpointStore, source: Path) -> None:
     put(cache, source, FIRST)
     damaged = cache.root / FIRST / "files" / "weights"
     content = bytearray(damaged.read_bytes())
@@ -181,7 +181,7 @@ def test_a_damaged_file_of_the_base_is_not_linked(
 
 
 @pytest.mark.parametrize("number", [errno.EMLINK, errno.EXDEV, errno.ENOENT])
-def test_what_cannot_be_linked_is_copied(
+def test_file_that_cannot_be_linked_is_copied(
     cache: LocalCheckpointStore, source: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(*_: object, **__: object) -> None:
@@ -194,7 +194,7 @@ def test_what_cannot_be_linked_is_copied(
     assert cache.open_checkpoint(SECOND, sha256)
 
 
-def test_a_source_that_changes_while_it_is_compared_is_found(
+def test_source_that_changes_during_the_comparison_is_detected(
     cache: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link: Callable[..., None] = os.link
@@ -211,7 +211,7 @@ def test_a_source_that_changes_while_it_is_compared_is_found(
     assert cache.list_checkpoints() == [FIRST]
 
 
-def test_a_store_that_shares_nothing_links_nothing(tmp_path: Path, source: Path) -> None:
+def test_store_that_shares_nothing_links_nothing(tmp_path: Path, source: Path) -> None:
     store = LocalCheckpointStore(tmp_path / "experiment")
     put(store, source, FIRST)
     put_second(store, source)

@@ -68,7 +68,7 @@ def source(tmp_path: Path) -> Path:
     return fill(tmp_path / "source")
 
 
-def test_the_layout_is_readable_without_us(store: LocalCheckpointStore, source: Path) -> None:
+def test_layout_is_readable_without_tunemq(store: LocalCheckpointStore, source: Path) -> None:
     put(store, source)
     folder = store.root / KEY
     assert sorted(os.listdir(folder)) == ["files", "manifest.json"]
@@ -88,7 +88,7 @@ def test_durable_checkpoint_is_synced_before_its_key_shows_it(
     assert disk.unsynced == []
 
 
-def test_a_missing_folder_is_found(store: LocalCheckpointStore, source: Path) -> None:
+def test_missing_folder_is_detected(store: LocalCheckpointStore, source: Path) -> None:
     committed = put(store, source)
     (store.root / KEY / "files" / "hollow").rmdir()
     with pytest.raises(CheckpointCorrupt, match="folder 'hollow' is missing"):
@@ -96,7 +96,7 @@ def test_a_missing_folder_is_found(store: LocalCheckpointStore, source: Path) ->
 
 
 @pytest.mark.parametrize("place", ["nothing", "deep", "extra"])
-def test_links_put_into_a_checkpoint_are_refused(
+def test_links_put_into_a_checkpoint_are_rejected(
     store: LocalCheckpointStore, source: Path, place: str
 ) -> None:
     committed = put(store, source)
@@ -108,7 +108,7 @@ def test_links_put_into_a_checkpoint_are_refused(
         store.open_checkpoint(KEY, committed.sha256)
 
 
-def test_files_that_are_a_link_are_refused(store: LocalCheckpointStore, source: Path) -> None:
+def test_files_that_are_links_are_rejected(store: LocalCheckpointStore, source: Path) -> None:
     committed = put(store, source)
     files = store.root / KEY / "files"
     files.rename(store.root / "moved")
@@ -117,12 +117,12 @@ def test_files_that_are_a_link_are_refused(store: LocalCheckpointStore, source: 
         store.open_checkpoint(KEY, committed.sha256)
 
 
-def test_an_empty_folder_in_the_way_is_taken(store: LocalCheckpointStore, source: Path) -> None:
+def test_empty_folder_at_the_key_is_used(store: LocalCheckpointStore, source: Path) -> None:
     (store.root / KEY).parent.mkdir(parents=True)
     assert put(store, source)
 
 
-def test_of_two_writers_of_a_key_one_wins(
+def test_one_of_two_writers_of_a_key_wins(
     store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def somebody_was_faster(self: Path, target: Path) -> None:
@@ -140,7 +140,7 @@ def test_of_two_writers_of_a_key_one_wins(
         (errno.EROFS, r"cannot be written: .*experiment: Read-only file system\.$"),
     ],
 )
-def test_a_failing_disk_is_an_error_with_path_and_bytes(
+def test_failing_disk_is_an_error_with_path_and_bytes(
     store: LocalCheckpointStore,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_a_failing_disk_is_an_error_with_path_and_bytes(
     assert "tunemq-hasher" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_root_that_is_a_file_is_an_error_with_its_path(tmp_path: Path, source: Path) -> None:
+def test_root_that_is_a_file_is_an_error_with_its_path(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").touch()
     store = LocalCheckpointStore(tmp_path / "file")
     with pytest.raises(StoreError, match=r"file/\.staging: Not a directory|file: File exists"):
@@ -166,7 +166,7 @@ def test_a_root_that_is_a_file_is_an_error_with_its_path(tmp_path: Path, source:
         store.list_checkpoints()
 
 
-def test_other_things_in_the_folder_are_no_checkpoints(
+def test_other_entries_of_the_folder_are_no_checkpoints(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     put(store, source)
@@ -177,7 +177,7 @@ def test_other_things_in_the_folder_are_no_checkpoints(
 
 
 @pytest.mark.parity(114)
-def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
+def test_killed_writer_leaves_nothing_at_the_key_and_is_collected(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     command = [sys.executable, "-c", KILLED_WRITER, store.root, KEY, source]
@@ -200,7 +200,7 @@ def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
     assert put(store, source)
 
 
-def test_collecting_keeps_what_is_live_or_busy_and_what_is_not_ours(
+def test_collecting_keeps_live_busy_and_foreign_files(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     keys = [f"train_0/checkpoint_1-00000{n}" for n in range(1, 4)]
@@ -230,7 +230,7 @@ def test_several_threads_write_at_once(store: LocalCheckpointStore, source: Path
     assert "tunemq-hasher" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_too_many_files_are_refused_before_any_is_copied(
+def test_too_many_files_are_rejected_before_any_is_copied(
     store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_listing, "MAX_FILES", 4)
@@ -240,7 +240,7 @@ def test_too_many_files_are_refused_before_any_is_copied(
 
 
 @pytest.mark.parametrize("name", [name for name in FAILPOINTS if name.startswith("cache.")])
-def test_a_failpoint_fails_as_the_disk_would(
+def test_failpoint_fails_like_the_disk(
     store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, f"{name}=error")
@@ -252,7 +252,7 @@ def test_a_failpoint_fails_as_the_disk_would(
     failpoints._disarm()
 
 
-def test_a_file_that_fails_among_several_ends_the_others(
+def test_file_that_fails_among_several_stops_the_others(
     store: LocalCheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "large"
@@ -272,9 +272,7 @@ def test_a_file_that_fails_among_several_ends_the_others(
     assert not [thread for thread in threading.enumerate() if "tunemq" in thread.name]
 
 
-def test_several_large_files_are_each_what_they_were(
-    store: LocalCheckpointStore, tmp_path: Path
-) -> None:
+def test_several_large_files_round_trip(store: LocalCheckpointStore, tmp_path: Path) -> None:
     source = tmp_path / "large"
     source.mkdir()
     for n in range(5):
@@ -301,7 +299,7 @@ def committed_copy(store: LocalCheckpointStore, source: Path, *, written: bool) 
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_copy_is_opened_by_the_hash_of_either_manifest(
+def test_copy_is_opened_by_the_hash_of_either_manifest(
     store: LocalCheckpointStore, source: Path, written: bool
 ) -> None:
     first, second = committed_copy(store, source, written=written)
@@ -316,7 +314,7 @@ def test_a_copy_is_opened_by_the_hash_of_either_manifest(
             store.open_checkpoint(KEY, first)
 
 
-def test_of_what_fits_neither_manifest_both_are_named(
+def test_copy_that_fits_neither_manifest_names_both(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     committed_copy(store, source, written=True)
@@ -327,7 +325,7 @@ def test_of_what_fits_neither_manifest_both_are_named(
         store.open_checkpoint(KEY, ("0" * 64, "1" * 64))
 
 
-def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
+def test_missing_checkpoint_is_damage_and_a_missing_store_is_not(
     store: LocalCheckpointStore, source: Path
 ) -> None:
     with pytest.raises(StoreError, match=r"there is no folder .*experiment") as caught:
@@ -341,7 +339,7 @@ def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
 # --- fetching a copy ------------------------------------------------------------------------------
 
 
-def test_what_is_got_is_a_copy_of_ones_own(
+def test_downloaded_folder_is_a_private_copy(
     store: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     committed = put(store, source)
@@ -356,7 +354,7 @@ def test_what_is_got_is_a_copy_of_ones_own(
     ("content", "message"),
     [(b"stale", "expected SHA-256"), (b"st", "expected 5 bytes, got 2"), (None, "is missing")],
 )
-def test_of_what_is_damaged_nothing_is_got(
+def test_damaged_checkpoint_is_not_downloaded(
     store: LocalCheckpointStore, source: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     committed = put(store, source)
@@ -368,7 +366,7 @@ def test_of_what_is_damaged_nothing_is_got(
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_a_folder_in_the_way_is_left_alone(
+def test_existing_folder_is_left_alone(
     store: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     committed = put(store, source)
@@ -380,7 +378,7 @@ def test_a_folder_in_the_way_is_left_alone(
 
 
 @pytest.mark.parametrize("change", ["changed", "removed"])
-def test_metadata_that_people_changed_are_got_as_they_are(
+def test_edited_metadata_is_downloaded_unchanged(
     store: LocalCheckpointStore, source: Path, tmp_path: Path, change: str
 ) -> None:
     Checkpoint(source).set_metadata({"note": "first"})
@@ -397,7 +395,7 @@ def test_metadata_that_people_changed_are_got_as_they_are(
 
 
 @pytest.mark.parity(157)
-def test_an_address_means_a_store(tmp_path: Path) -> None:
+def test_address_selects_the_store(tmp_path: Path) -> None:
     for address in (str(tmp_path), f"file://{tmp_path}", f"file://localhost{tmp_path}"):
         store = open_store(address)
         assert isinstance(store, LocalCheckpointStore)
@@ -409,7 +407,7 @@ def test_an_address_means_a_store(tmp_path: Path) -> None:
 # --- copies for trials ---
 
 
-def test_a_copy_has_the_files_of_the_manifest_and_no_other(
+def test_copy_has_only_the_files_of_the_manifest(
     store: LocalCheckpointStore, source: Path, tmp_path: Path
 ) -> None:
     committed = put(store, source)
@@ -422,7 +420,7 @@ def test_a_copy_has_the_files_of_the_manifest_and_no_other(
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_large_copy_shares_the_blocks_of_the_original_and_is_verified(
+def test_large_copy_shares_the_blocks_of_the_original_and_is_verified(
     store: LocalCheckpointStore,
     source: Path,
     tmp_path: Path,

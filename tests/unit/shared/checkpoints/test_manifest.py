@@ -35,7 +35,7 @@ def changed(**changes: Any) -> bytes:
     return json.dumps(content).encode()
 
 
-def test_what_was_made_is_what_is_read() -> None:
+def test_written_manifest_is_read_unchanged() -> None:
     data = make_manifest(info(state={"a": 1}), FILES, ("hollow",), OBJECTS)
     read = read_manifest(KEY, data, hashlib.sha256(data).hexdigest())
     assert (read.files, read.folders, read.objects) == (FILES, ("hollow",), OBJECTS)
@@ -43,7 +43,7 @@ def test_what_was_made_is_what_is_read() -> None:
     assert read.size == 2
 
 
-def test_the_stores_manifest_is_the_written_one_with_objects() -> None:
+def test_stores_manifest_is_the_written_one_with_objects() -> None:
     written = make_manifest(info(step=9), FILES, ("hollow",))
     assert b"objects" not in written
     first = parse_manifest(KEY, written)
@@ -52,7 +52,7 @@ def test_the_stores_manifest_is_the_written_one_with_objects() -> None:
     assert make_manifest(second, second.files, second.folders) == written
 
 
-def test_a_manifest_of_the_version_before_is_read() -> None:
+def test_manifest_of_the_previous_version_is_read() -> None:
     content = json.loads(make_manifest(info(), FILES, ()))
     del content["folders"]
     assert parse_manifest(KEY, json.dumps(content).encode()).objects == {}
@@ -80,12 +80,12 @@ def test_a_manifest_of_the_version_before_is_read() -> None:
         ({"objects": []}, r"is not one"),
     ],
 )
-def test_what_no_writer_writes_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_manifest_that_no_writer_writes_is_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointCorrupt, match=rf"{KEY}: .*{message}"):
         parse_manifest(KEY, changed(**{"objects": {}, **changes}))
 
 
-def test_a_million_files_are_refused_on_writing_and_reading() -> None:
+def test_million_files_are_rejected_on_writing_and_reading() -> None:
     files = tuple(FileEntry(str(n), 0, A) for n in range(MAX_FILES + 1))
     with pytest.raises(CheckpointError, match=r"100001 files .* 100000 is the most"):
         make_manifest(info(), files, ())
@@ -95,7 +95,7 @@ def test_a_million_files_are_refused_on_writing_and_reading() -> None:
         parse_manifest(KEY, changed(folders=[str(n) for n in range(MAX_FILES)]))
 
 
-def test_a_manifest_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_that_is_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     data = changed()
     monkeypatch.setattr(module, "MAX_MANIFEST", 100)
     with pytest.raises(CheckpointError, match=r"bytes; 100 is the most\. Keep large metrics"):
@@ -104,7 +104,7 @@ def test_a_manifest_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
         parse_manifest(KEY, data)
 
 
-def test_names_that_nest_deeply_are_read_in_no_time() -> None:
+def test_deeply_nested_names_are_read_fast() -> None:
     names = [{"name": f"{'d/' * 2000}{n}", "size": 0, "sha256": A} for n in range(1000)]
     data = changed(files=names, objects={})
     began = time.thread_time()  # processor time of this thread only
@@ -116,7 +116,7 @@ names = st.text(st.sampled_from("a./\0-"), max_size=8)
 
 
 @given(names)
-def test_a_safe_name_stays_below_its_folder(name: str) -> None:
+def test_safe_name_stays_below_its_folder(name: str) -> None:
     if is_safe_name(name):
         parts = name.split("/")
         assert all(part not in ("", ".", "..") for part in parts)
@@ -124,7 +124,7 @@ def test_a_safe_name_stays_below_its_folder(name: str) -> None:
 
 
 @given(st.lists(names, min_size=1, max_size=4))
-def test_an_object_key_has_three_visible_parts(parts: list[str]) -> None:
+def test_object_key_has_three_visible_parts(parts: list[str]) -> None:
     key = "/".join([*parts, A])
     if is_object_key(key, A):
         assert len(key.split("/")) == 3
@@ -132,7 +132,7 @@ def test_an_object_key_has_three_visible_parts(parts: list[str]) -> None:
 
 
 @given(st.dictionaries(st.from_regex(r"[ab]{1,2}(/[ab]{1,2}){0,2}", fullmatch=True), st.booleans()))
-def test_a_name_below_a_file_is_always_found(kinds: dict[str, bool]) -> None:
+def test_name_below_a_file_is_always_detected(kinds: dict[str, bool]) -> None:
     files = [{"name": name, "size": 0, "sha256": A} for name, is_file in kinds.items() if is_file]
     folders = [name for name, is_file in kinds.items() if not is_file]
     clash = any(

@@ -95,7 +95,7 @@ def test_files_are_sent_first_and_the_manifest_last(objects, cache):
     assert list_checkpoints(objects) == [KEY]
 
 
-def test_files_of_one_checkpoint_with_the_same_content_are_one_object(objects, cache, tmp_path):
+def test_equal_files_of_one_checkpoint_are_one_object(objects, cache, tmp_path):
     sent = send(objects, write(cache, a=b"same", b=b"same", c=b"", d=b""))
     assert len(objects.written) == 3
     assert (sent.sent, sent.size) == (4, 8)
@@ -108,7 +108,7 @@ def test_files_of_one_checkpoint_with_the_same_content_are_one_object(objects, c
     }
 
 
-def test_what_the_base_has_is_not_sent_again(objects, cache):
+def test_files_of_the_base_are_not_sent_again(objects, cache):
     first = write(cache, a=b"old", b=b"unchanged")
     send(objects, first)
     second = write(cache, NEXT, a=b"new", b=b"unchanged")
@@ -122,7 +122,7 @@ def test_what_the_base_has_is_not_sent_again(objects, cache):
     assert objects.written[5:] == [f"{OTHER}/manifest.json"]
 
 
-def test_without_a_base_nothing_is_taken_for_granted(objects, cache, tmp_path):
+def test_without_a_base_all_files_are_sent(objects, cache, tmp_path):
     first = write(cache, a=b"same")
     send(objects, first)
     for number, base in enumerate((None, tmp_path / "none", tmp_path / "bad"), 2):
@@ -132,7 +132,7 @@ def test_without_a_base_nothing_is_taken_for_granted(objects, cache, tmp_path):
         assert send(objects, folder, base).sent == 4
 
 
-def test_what_was_killed_anywhere_is_done_again_with_the_same_outcome(objects, cache):
+def test_upload_killed_anywhere_has_the_same_result_when_repeated(objects, cache):
     base = write(cache, a=b"old", b=b"unchanged")
     send(objects, base)
     folder = write(cache, NEXT, a=b"new", b=b"unchanged")
@@ -143,7 +143,7 @@ def test_what_was_killed_anywhere_is_done_again_with_the_same_outcome(objects, c
     assert objects.objects == everything
 
 
-def test_what_was_committed_by_somebody_who_was_killed_is_not_sent_again(objects, cache):
+def test_files_committed_by_a_killed_process_are_not_sent_again(objects, cache):
     base = write(cache, a=b"unchanged")
     send(objects, base)
     folder = write(cache, NEXT, a=b"unchanged", b=b"new")
@@ -156,7 +156,7 @@ def test_what_was_committed_by_somebody_who_was_killed_is_not_sent_again(objects
     assert send(objects, folder, base) == first
 
 
-def test_what_the_store_cannot_do_now_is_tried_again(objects, cache, monkeypatch):
+def test_temporary_failure_of_the_store_is_retried(objects, cache, monkeypatch):
     monkeypatch.setattr(CancelToken, "pause", lambda _self, _seconds: None)
     told: list[str] = []
     objects.fail_at, objects.failures = "manifest.json", 3
@@ -165,7 +165,7 @@ def test_what_the_store_cannot_do_now_is_tried_again(objects, cache, monkeypatch
     assert list_checkpoints(objects) == [KEY]
 
 
-def test_a_file_that_changed_in_the_cache_is_not_committed(objects, cache):
+def test_file_that_changed_in_the_cache_is_not_committed(objects, cache):
     folder = write(cache, a=b"1")
     path = folder / "files" / "a"
     path.chmod(0o644)
@@ -176,7 +176,7 @@ def test_a_file_that_changed_in_the_cache_is_not_committed(objects, cache):
     assert not (folder / "committed.json").exists()
 
 
-def test_an_upload_that_was_called_off_commits_nothing(objects, cache):
+def test_cancelled_upload_commits_nothing(objects, cache):
     cancel = CancelToken()
     cancel.cancel()
     with pytest.raises(TransferCancelled):
@@ -200,7 +200,7 @@ def test_upload_follows_no_link_that_replaces_a_file_or_folder(replaced, objects
     assert f"{KEY}/manifest.json" not in objects.written
 
 
-def test_upload_is_not_held_up_by_a_fifo_at_the_name_that_its_process_would_use(objects, cache):
+def test_upload_is_not_blocked_by_a_fifo_at_the_name_that_its_process_would_use(objects, cache):
     folder = write(cache)
     os.mkfifo(folder / f".{COMMITTED}.{os.getpid()}")
     send(objects, folder)
@@ -225,12 +225,12 @@ def test_manifest_larger_than_its_limit_is_not_read(objects, cache):
         send(objects, folder)
 
 
-def test_a_checkpoint_that_is_not_in_the_cache_is_an_error_that_names_it(objects, tmp_path):
+def test_checkpoint_missing_in_the_cache_is_an_error_that_names_it(objects, tmp_path):
     with pytest.raises(StoreError, match=f"{KEY} cannot be read from .*manifest.json: No such"):
         upload(objects, KEY, tmp_path / KEY, None, CancelToken(60))
 
 
-def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
+def test_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
     put(cache, fill(tmp_path / "source"))
     sent = send(objects, cache.root / KEY)
     other = LocalCheckpointStore(tmp_path / "other")
@@ -241,7 +241,7 @@ def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
     assert not list((other.root / ".staging").iterdir())
 
 
-def test_a_download_that_was_killed_after_its_end_is_good(objects, cache, tmp_path):
+def test_download_killed_after_its_end_is_valid(objects, cache, tmp_path):
     sent = send(objects, write(cache, a=b"1"))
     folder = tmp_path / "other" / KEY
     download(objects, KEY, sent.sha256, folder, CancelToken(60))
@@ -269,7 +269,7 @@ def test_damage_in_the_store_leaves_nothing_in_the_cache(objects, cache, tmp_pat
     assert contents(tmp_path / "other") == {".staging": b"<empty>"}
 
 
-def test_swapped_objects_are_found(objects, cache, tmp_path):
+def test_swapped_objects_are_detected(objects, cache, tmp_path):
     sent = send(objects, write(cache, a=b"1", b=b"2"))
     one, two = (f"{KEY}/{name(data)}" for data in (b"1", b"2"))
     objects.objects[one], objects.objects[two] = objects.objects[two], objects.objects[one]
@@ -282,7 +282,7 @@ def test_swapped_objects_are_found(objects, cache, tmp_path):
     "at",
     ["../../etc/passwd", "/etc/passwd", "a/b", f"a/../{name(b'1')}", f"a/b/c/{name(b'1')}", ""],
 )
-def test_a_manifest_cannot_name_any_object(objects, cache, tmp_path, at):
+def test_manifest_cannot_name_foreign_objects(objects, cache, tmp_path, at):
     sent = send(objects, write(cache, a=b"1"))
     manifest = json.loads(sent.manifest)
     manifest["objects"] = {name(b"1"): at}
@@ -292,7 +292,7 @@ def test_a_manifest_cannot_name_any_object(objects, cache, tmp_path, at):
         download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, CancelToken(60))
 
 
-def test_a_manifest_that_was_never_uploaded_is_refused(objects, cache, tmp_path):
+def test_manifest_that_was_never_uploaded_is_rejected(objects, cache, tmp_path):
     forged = (write(cache, a=b"1") / "manifest.json").read_bytes()
     objects.put_bytes(f"{KEY}/manifest.json", forged)
     with pytest.raises(CheckpointCorrupt, match="does not say where its files are"):
@@ -300,7 +300,7 @@ def test_a_manifest_that_was_never_uploaded_is_refused(objects, cache, tmp_path)
 
 
 @pytest.mark.parity(111, 114)
-def test_deleting_keeps_what_others_refer_to(objects, cache, tmp_path):
+def test_deleting_keeps_objects_that_others_refer_to(objects, cache, tmp_path):
     first = write(cache, a=b"old", b=b"unchanged")
     send(objects, first)
     sent = send(objects, write(cache, NEXT, a=b"new", b=b"unchanged"), first)
@@ -318,12 +318,12 @@ def test_deleting_keeps_what_others_refer_to(objects, cache, tmp_path):
 @pytest.mark.parametrize(
     "key", ["a", "a/b", "../a/b", "a/b/..", "a/b/c/d", "result.json", ".a/b/c"]
 )
-def test_what_is_no_object_of_a_checkpoint_is_not_removed(objects, key):
+def test_foreign_object_is_not_removed(objects, key):
     with pytest.raises(StoreError, match="is not the key of a checkpoint's object"):
         delete_objects(objects, [key])
 
 
-def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
+def test_rest_of_an_experiment_is_never_collected(objects, cache):
     sent = send(objects, write(cache, a=b"1"))
     others = {
         "result.json",
@@ -344,7 +344,7 @@ def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
     assert set(objects.objects) == others
 
 
-def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
+def test_slow_store_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(retrying, "time", clock)
     monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # no other thread's answers count
@@ -364,7 +364,7 @@ def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache
     assert clock.now > 4 * TIMEOUT_S
 
 
-def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_path):
+def test_only_leftovers_of_a_crash_are_collected(objects, cache, tmp_path):
     first = write(cache, a=b"old", b=b"unchanged")
     send(objects, first)
     sent = send(objects, write(cache, NEXT, a=b"new", b=b"unchanged"), first)
@@ -377,7 +377,7 @@ def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_pat
     download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, CancelToken(60))
 
 
-def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
+def test_busy_checkpoints_are_queried_after_the_listing(cache):
     asked: list[str] = []
 
     class Committing(Recorded):
@@ -397,7 +397,7 @@ def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
     assert set(asked) == {KEY}
 
 
-def test_a_checkpoint_without_files_has_no_objects(objects, tmp_path):
+def test_checkpoint_without_files_has_no_objects(objects, tmp_path):
     manifest = make_manifest(info(), (), ("hollow",))
     folder = tmp_path / "cache" / KEY
     (folder / "files" / "hollow").mkdir(parents=True)
@@ -408,7 +408,7 @@ def test_a_checkpoint_without_files_has_no_objects(objects, tmp_path):
     assert contents(tmp_path / "other" / KEY / "files") == {"hollow": b"<empty>"}
 
 
-def test_the_name_of_a_checkpoint_is_checked_before_anything_is_done(objects, tmp_path):
+def test_name_of_a_checkpoint_is_checked_first(objects, tmp_path):
     for use in (
         lambda: object_checkpoints.upload(objects, "../a", tmp_path, None, CancelToken(1)),
         lambda: download(objects, "a/../b", "0" * 64, tmp_path / "a" / "b", CancelToken(1)),

@@ -42,7 +42,7 @@ def everything(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / STAGING))
 
 
-def test_a_folder_is_there_while_it_is_used(staging: StagingFolder, tmp_path: Path) -> None:
+def test_folder_exists_while_it_is_used(staging: StagingFolder, tmp_path: Path) -> None:
     with staging.new() as folder:
         (folder / "part").touch()
         assert staging.remove_leftovers() == (0, 0)
@@ -50,7 +50,7 @@ def test_a_folder_is_there_while_it_is_used(staging: StagingFolder, tmp_path: Pa
     assert everything(tmp_path) == []
 
 
-def test_a_folder_that_was_moved_away_stays(staging: StagingFolder, tmp_path: Path) -> None:
+def test_folder_that_was_moved_away_stays(staging: StagingFolder, tmp_path: Path) -> None:
     with staging.new() as folder:
         (folder / "whole").touch()
         folder.rename(tmp_path / "final")
@@ -58,7 +58,7 @@ def test_a_folder_that_was_moved_away_stays(staging: StagingFolder, tmp_path: Pa
     assert (tmp_path / "final" / "whole").exists()
 
 
-def test_after_an_error_nothing_is_left(staging: StagingFolder, tmp_path: Path) -> None:
+def test_error_leaves_nothing(staging: StagingFolder, tmp_path: Path) -> None:
     def fail_within() -> None:
         with staging.new() as folder:
             (folder / "part").touch()
@@ -70,7 +70,7 @@ def test_after_an_error_nothing_is_left(staging: StagingFolder, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("lock", [True, False])
-def test_what_a_killed_writer_of_this_machine_left_is_removed_at_once(
+def test_leftover_of_a_killed_writer_on_this_machine_is_removed_at_once(
     staging: StagingFolder, tmp_path: Path, lock: bool
 ) -> None:
     leave(staging, lock=lock)
@@ -78,14 +78,14 @@ def test_what_a_killed_writer_of_this_machine_left_is_removed_at_once(
     assert everything(tmp_path) == []
 
 
-def test_a_lock_without_a_folder_is_removed(staging: StagingFolder, tmp_path: Path) -> None:
+def test_lock_without_a_folder_is_removed(staging: StagingFolder, tmp_path: Path) -> None:
     leave(staging).rename(tmp_path / "moved")
     assert staging.remove_leftovers() == (0, 0)
     assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize(("age_s", "removed"), [(0, 0), (DAY_S - 600, 0), (DAY_S + 600, 1)])
-def test_what_another_machine_left_is_removed_after_a_day(
+def test_leftover_of_another_machine_is_removed_after_a_day(
     staging: StagingFolder, tmp_path: Path, age_s: float, removed: int
 ) -> None:
     leave(staging, "othermachine-1234", age_s=age_s)
@@ -102,7 +102,7 @@ def test_one_new_file_shows_that_another_machine_still_writes(
     assert len(everything(tmp_path)) == 2
 
 
-def test_where_nothing_can_be_locked_age_alone_counts(
+def test_without_locks_only_age_counts(
     staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(fd: int, operation: int) -> None:
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_locked_age_alone_counts(
     assert everything(tmp_path) == []
 
 
-def test_a_writer_whose_lock_was_taken_for_a_leftover_takes_another(
+def test_writer_whose_lock_was_taken_for_a_leftover_takes_another(
     staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
@@ -169,9 +169,7 @@ def test_new_folder_whose_lock_a_trial_holds_for_long_gets_another_name_or_fails
     assert everything(tmp_path) == []
 
 
-def test_leftovers_whose_locks_others_hold_for_long_cost_no_time(
-    staging: StagingFolder, tmp_path: Path
-) -> None:
+def test_leftovers_with_held_locks_cost_no_time(staging: StagingFolder, tmp_path: Path) -> None:
     flocked, with_lease = leave(staging), leave(staging)
     began, used = time.monotonic(), time.process_time()
     with (
@@ -189,7 +187,7 @@ def test_leftovers_whose_locks_others_hold_for_long_cost_no_time(
     assert with_lease.exists()
 
 
-def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Path, **_: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No such file", str(self))
 
@@ -199,7 +197,7 @@ def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -
     assert "-" not in name
 
 
-def test_without_a_folder_there_is_nothing_to_remove(staging: StagingFolder) -> None:
+def test_missing_folder_has_no_leftovers(staging: StagingFolder) -> None:
     assert staging.remove_leftovers() == (0, 0)
 
 
@@ -216,7 +214,7 @@ def test_lock_with_a_lease_is_in_use(staging: StagingFolder, tmp_path: Path) -> 
     [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/full", path)],
     ids=["FIFO", "folder", "link"],
 )
-def test_lock_that_is_no_file_keeps_no_leftover(
+def test_lock_that_is_no_file_protects_no_leftover(
     staging: StagingFolder, tmp_path: Path, put: Callable[[Path], None]
 ) -> None:
     put(leave(staging, lock=False).with_suffix(".lock"))

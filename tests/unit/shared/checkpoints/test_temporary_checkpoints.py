@@ -67,7 +67,7 @@ def counted(folder, steps=3):
 
 
 @pytest.mark.parity(7, 42, 45, 169)
-def test_an_object_continues_from_bytes(tmp_path):
+def test_object_continues_from_bytes(tmp_path):
     held = counted(tmp_path).save_to_object()
     after = Counter(logdir=str(tmp_path))
     after.restore_from_object(held)
@@ -80,7 +80,7 @@ def test_an_object_continues_from_bytes(tmp_path):
 
 @pytest.mark.parity(7, 8, 10, 46)
 @pytest.mark.parametrize("end", ["stop", "reset"])
-def test_what_bytes_became_stays_until_the_trial_has_ended(tmp_path, end):
+def test_folder_made_from_bytes_stays_until_the_trial_has_ended(tmp_path, end):
     after = Counter(logdir=str(tmp_path))
     after.restore_from_object(counted(tmp_path).save_to_object())
     (folder,) = tmp_path.iterdir()
@@ -96,7 +96,7 @@ def test_what_bytes_became_stays_until_the_trial_has_ended(tmp_path, end):
 
 
 @pytest.mark.parity(10, 46)
-def test_a_cleanup_that_raises_still_removes_temporary_checkpoints(tmp_path):
+def test_cleanup_that_raises_still_removes_temporary_checkpoints(tmp_path):
     class Untidy(Counter):
         def cleanup(self):
             raise RuntimeError("already closed")
@@ -110,7 +110,7 @@ def test_a_cleanup_that_raises_still_removes_temporary_checkpoints(tmp_path):
 
 
 @pytest.mark.parity(4, 8, 9)
-def test_a_temporary_checkpoint_is_promoted_once(tmp_path):
+def test_temporary_checkpoint_is_promoted_once(tmp_path):
     folder = bytes_to_folder(msgspec.msgpack.encode({"a/model": b"weights"}), str(tmp_path))
 
     permanent = make_permanent(folder, str(tmp_path), 7)
@@ -124,7 +124,7 @@ def test_a_temporary_checkpoint_is_promoted_once(tmp_path):
 
 
 @pytest.mark.parity(7, 9, 10, 39, 45)
-def test_a_function_continues_from_bytes_and_its_checkpoint_can_be_saved(world):
+def test_function_continues_from_bytes_and_its_checkpoint_can_be_saved(world):
     seen = []
 
     def train(config, checkpoint_dir=None):
@@ -155,7 +155,7 @@ def test_a_function_continues_from_bytes_and_its_checkpoint_can_be_saved(world):
 
 
 @pytest.mark.parity(6)
-def test_a_function_that_never_saved_starts_afresh_from_its_bytes(world):
+def test_function_that_never_saved_starts_afresh_from_its_bytes(world):
     with active(world.session()):
         held = wrap_function(lambda config: None)({}).save_to_object()
     with active(world.session()) as session:
@@ -168,7 +168,7 @@ def test_a_function_that_never_saved_starts_afresh_from_its_bytes(world):
 
 
 @pytest.mark.parity(8)
-def test_null_and_temporary_checkpoints_are_told_apart(tmp_path):
+def test_null_and_temporary_checkpoints_are_distinguished(tmp_path):
     null = make_null_checkpoint(str(tmp_path))
     temporary = bytes_to_folder(folder_to_bytes(null), str(tmp_path))
 
@@ -177,7 +177,7 @@ def test_null_and_temporary_checkpoints_are_told_apart(tmp_path):
 
 
 @pytest.mark.parity(42)
-def test_many_bytes_are_warned_of(tmp_path, monkeypatch, caplog):
+def test_many_bytes_cause_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "LARGE_BYTES", 100)
     (tmp_path / "model").write_bytes(bytes(99))
 
@@ -196,7 +196,7 @@ def test_many_bytes_are_warned_of(tmp_path, monkeypatch, caplog):
         (msgspec.msgpack.encode({"/etc/model": b""}), r"'/etc/model' is not the name"),
     ],
 )
-def test_other_bytes_are_refused_and_nothing_is_written(tmp_path, packed, words):
+def test_other_bytes_are_rejected_and_none_is_written(tmp_path, packed, words):
     with pytest.raises(CheckpointError, match=words):
         bytes_to_folder(packed, str(tmp_path))
 

@@ -25,7 +25,7 @@ def spoil(ref: BlobRef, content: bytes) -> None:
     Path(ref.path).write_bytes(content)
 
 
-def test_a_blob_is_named_by_its_content(folder: BlobFolder) -> None:
+def test_blob_is_named_by_its_content(folder: BlobFolder) -> None:
     ref = folder.put(b"code")
     assert ref.sha256 == hashlib.sha256(b"code").hexdigest()
     assert ref.size == 4
@@ -33,7 +33,7 @@ def test_a_blob_is_named_by_its_content(folder: BlobFolder) -> None:
     assert os.listdir(folder.root) == [ref.sha256]
 
 
-def test_only_its_owner_can_read_it_and_nobody_can_change_it(folder: BlobFolder) -> None:
+def test_blob_is_readable_only_by_its_owner_and_read_only(folder: BlobFolder) -> None:
     ref = folder.put(b"code")
     assert folder.root.stat().st_mode & 0o777 == 0o700
     assert Path(ref.path).stat().st_mode & 0o777 == 0o400
@@ -46,20 +46,20 @@ def test_buffers_make_one_blob_without_being_joined(folder: BlobFolder) -> None:
     assert ref.size == len(big) + 8
 
 
-def test_the_same_content_is_kept_once_and_its_file_stays(folder: BlobFolder) -> None:
+def test_equal_content_is_kept_once_and_its_file_stays(folder: BlobFolder) -> None:
     first = folder.put(b"code")
     inode = Path(first.path).stat().st_ino
     assert folder.put(b"code") == first
     assert Path(first.path).stat().st_ino == inode
 
 
-def test_a_file_of_the_wrong_size_is_replaced(folder: BlobFolder) -> None:
+def test_file_of_the_wrong_size_is_replaced(folder: BlobFolder) -> None:
     ref = folder.put(b"code")
     spoil(ref, b"cod")
     assert read_blob(folder.put(b"code")) == b"code"
 
 
-def test_folder_or_link_in_the_place_of_a_blob_is_replaced(folder: BlobFolder) -> None:
+def test_folder_or_link_in_place_of_a_blob_is_replaced(folder: BlobFolder) -> None:
     ref = folder.put(b"some content")
     path = Path(ref.path)
     for put_there in (path.mkdir, lambda: path.symlink_to("nowhere")):
@@ -72,7 +72,7 @@ def test_folder_or_link_in_the_place_of_a_blob_is_replaced(folder: BlobFolder) -
         assert not path.is_symlink()
 
 
-def test_a_failed_write_leaves_nothing(folder: BlobFolder) -> None:
+def test_failed_write_leaves_nothing(folder: BlobFolder) -> None:
     def buffers() -> Iterator[bytes]:
         yield b"half"
         raise OSError(28, "No space left on device")
@@ -82,13 +82,13 @@ def test_a_failed_write_leaves_nothing(folder: BlobFolder) -> None:
     assert os.listdir(folder.root) == []
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_an_error_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file/blobs: Not a directory"):
         BlobFolder(tmp_path / "file" / "blobs").put(b"")
 
 
-def test_damage_is_found(folder: BlobFolder) -> None:
+def test_damage_is_detected(folder: BlobFolder) -> None:
     ref = folder.put(b"code")
     assert check_blob(ref) == Path(ref.path)
     spoil(ref, b"evil")
@@ -111,7 +111,7 @@ def test_another_folder_adopts_a_blob_by_a_link(folder: BlobFolder, tmp_path: Pa
     assert os.listdir(other.root) == [ref.sha256]
 
 
-def test_another_folder_adopts_a_copy_where_there_are_no_links(
+def test_another_folder_adopts_a_copy_where_links_do_not_work(
     folder: BlobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reject(*_: object) -> None:
@@ -124,14 +124,14 @@ def test_another_folder_adopts_a_copy_where_there_are_no_links(
     assert read_blob(adopted) == b"code"
 
 
-def test_what_is_gone_cannot_be_adopted(folder: BlobFolder, tmp_path: Path) -> None:
+def test_missing_blob_cannot_be_adopted(folder: BlobFolder, tmp_path: Path) -> None:
     ref = folder.put(b"code")
     Path(ref.path).unlink()
     with pytest.raises(StoreError, match="No such file"):
         BlobFolder(tmp_path / "other").adopt(ref)
 
 
-def test_what_a_killed_writer_left_is_removed_and_whole_blobs_stay(folder: BlobFolder) -> None:
+def test_leftovers_of_a_killed_writer_are_removed_and_whole_blobs_stay(folder: BlobFolder) -> None:
     folder.remove_leftovers()  # of a folder that does not exist
     ref = folder.put(b"code")
     (folder.root / ".1234-0123456789ab").write_bytes(b"half a b")

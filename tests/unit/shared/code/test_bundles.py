@@ -63,7 +63,7 @@ def take(project: Path, blobs: FolderBlobStore, tmp_path: Path) -> set[str]:
 CODE = {"train.py", "helper.py", "models/__init__.py", "models/net.py", "run.sh"}
 
 
-def test_a_folder_travels_without_what_is_no_code(blobs, project, tmp_path):
+def test_bundle_of_a_folder_omits_files_that_are_no_code(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     folder = unpacked(ref, tmp_path / "code")
     assert folder == tmp_path / "code" / ref.sha256
@@ -71,11 +71,11 @@ def test_a_folder_travels_without_what_is_no_code(blobs, project, tmp_path):
     assert (folder / "models/net.py").read_text() == "SIZE = 3\n"
 
 
-def test_a_script_travels_alone(blobs, project, tmp_path):
+def test_script_is_bundled_alone(blobs, project, tmp_path):
     assert take(project / "train.py", blobs, tmp_path) == {"train.py"}
 
 
-def test_the_same_files_make_the_same_bundle_wherever_they_are(blobs, project, tmp_path):
+def test_same_files_make_the_same_bundle_in_any_place(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     other = tmp_path / "elsewhere"
     subprocess.run(["cp", "-r", project, other], check=True)
@@ -87,7 +87,7 @@ def test_the_same_files_make_the_same_bundle_wherever_they_are(blobs, project, t
 
 
 @pytest.mark.parametrize("kind", ["fifo", "nothing", "folder"])
-def test_a_bundle_that_is_no_file_stays_none(blobs, project, tmp_path, kind):
+def test_missing_bundle_file_stays_missing(blobs, project, tmp_path, kind):
     ref = bundle(project, blobs)
     Path(ref.path).unlink()
     make = {"fifo": os.mkfifo, "folder": os.mkdir}.get(kind)
@@ -97,7 +97,7 @@ def test_a_bundle_that_is_no_file_stays_none(blobs, project, tmp_path, kind):
         unpacked(ref, tmp_path / "code")
 
 
-def test_a_bundle_in_a_store_that_is_not_mounted_may_come(blobs, project, tmp_path):
+def test_bundle_in_a_store_that_is_not_mounted_may_arrive_later(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     Path(ref.path).parent.rename(tmp_path / "away")
     with pytest.raises(StoreError) as error:
@@ -105,7 +105,7 @@ def test_a_bundle_in_a_store_that_is_not_mounted_may_come(blobs, project, tmp_pa
     assert not isinstance(error.value, BlobCorrupt)
 
 
-def test_nobody_can_change_what_was_unpacked_and_programs_stay_programs(blobs, project, tmp_path):
+def test_unpacked_files_are_read_only_and_programs_stay_executable(blobs, project, tmp_path):
     folder = unpacked(bundle(project, blobs), tmp_path / "code")
     for path in (folder, *folder.rglob("*")):
         assert not path.stat().st_mode & 0o222, path
@@ -122,7 +122,7 @@ def test_modules_are_compiled_once(blobs, project, tmp_path):
     assert not [name for name in compiled if "broken" in name]
 
 
-def test_what_a_list_names_stays_and_a_mark_takes_it_along(blobs, project, tmp_path):
+def test_ignored_files_stay_out_and_a_negated_pattern_includes_them(blobs, project, tmp_path):
     (project / ".tunemqignore").write_text("*.bin\n/models/\n!node_modules/\n# no rule\n")
     assert take(project, blobs, tmp_path) == {
         *{"train.py", "helper.py", "run.sh", ".tunemqignore"},
@@ -130,7 +130,7 @@ def test_what_a_list_names_stays_and_a_mark_takes_it_along(blobs, project, tmp_p
     }
 
 
-def test_git_s_list_counts_where_there_is_none_of_ours(blobs, project, tmp_path):
+def test_gitignore_counts_where_there_is_no_tunemqignore(blobs, project, tmp_path):
     (project / ".gitignore").write_text("*.bin\n")
     assert take(project, blobs, tmp_path) == CODE | {".gitignore"}
     (project / ".tunemqignore").write_text("helper.py\n")
@@ -139,7 +139,9 @@ def test_git_s_list_counts_where_there_is_none_of_ours(blobs, project, tmp_path)
     assert "helper.py" not in found
 
 
-def test_a_list_in_a_folder_counts_below_it_and_beats_those_above(blobs, project, tmp_path):
+def test_ignore_file_in_a_folder_counts_below_it_and_overrides_those_above(
+    blobs, project, tmp_path
+):
     (project / ".gitignore").write_text("*.bin\nsecret\n")
     (project / "models/weights.bin").write_text("w")
     (project / "models/secret").write_text("s")
@@ -149,13 +151,13 @@ def test_a_list_in_a_folder_counts_below_it_and_beats_those_above(blobs, project
     assert not {"data.bin", "models/net.py", "models/secret"} & found
 
 
-def test_a_list_that_cannot_be_read_is_named(blobs, project):
+def test_unreadable_ignore_file_is_named(blobs, project):
     (project / ".tunemqignore").write_bytes(b"\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"project/\.tunemqignore cannot be understood"):
         bundle(project, blobs)
 
 
-def test_what_is_too_large_is_refused_with_the_largest_files(blobs, project):
+def test_bundle_that_is_too_large_is_rejected_with_the_largest_files(blobs, project):
     (project / "data.bin").write_bytes(bytes(3 * 2**20))
     with pytest.raises(ConfigError) as rejected:
         bundle(project, blobs, limit_bytes=2**20)
@@ -166,13 +168,13 @@ def test_what_is_too_large_is_refused_with_the_largest_files(blobs, project):
     assert not list(project.parent.glob("store/**/*")), "nothing is kept"
 
 
-def test_more_files_than_any_code_has_are_refused(blobs, project, monkeypatch):
+def test_too_many_files_are_rejected(blobs, project, monkeypatch):
     monkeypatch.setattr(bundle_rules, "MAX_FILES", 3)
     with pytest.raises(ConfigError, match=r"has more than 3 files.*\.tunemqignore"):
         bundle(project, blobs)
 
 
-def test_what_is_not_there_or_empty_is_refused(blobs, tmp_path):
+def test_missing_or_empty_folder_is_rejected(blobs, tmp_path):
     with pytest.raises(ConfigError, match=r"no script and no folder .*/nowhere"):
         bundle(tmp_path / "nowhere", blobs)
     (tmp_path / "empty").mkdir()
@@ -180,7 +182,7 @@ def test_what_is_not_there_or_empty_is_refused(blobs, tmp_path):
         bundle(tmp_path / "empty", blobs)
 
 
-def test_links_are_followed_where_they_stay_inside(blobs, project, tmp_path):
+def test_links_inside_the_folder_are_followed(blobs, project, tmp_path):
     (project / "alias.py").symlink_to("helper.py")
     (project / "nets").symlink_to("models")
     (project / "models/up").symlink_to("..")
@@ -192,7 +194,7 @@ def test_links_are_followed_where_they_stay_inside(blobs, project, tmp_path):
 @pytest.mark.parametrize(
     ("target", "why"), [("/etc/passwd", "does not travel"), ("no", "not there")]
 )
-def test_links_that_lead_out_or_nowhere_are_refused(blobs, project, target, why):
+def test_links_out_of_the_folder_or_to_nothing_are_rejected(blobs, project, target, why):
     (project / "link").symlink_to(target)
     with pytest.raises(ConfigError, match=f"{project}/link is a link to .*{why}"):
         bundle(project, blobs)
@@ -200,7 +202,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(blobs, project, target, why)
     bundle(project, blobs)
 
 
-def test_two_that_unpack_the_same_bundle_at_once_have_one_folder(blobs, project, tmp_path):
+def test_two_processes_that_unpack_a_bundle_at_once_have_one_folder(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     threads = [threading.Thread(target=unpacked, args=(ref, tmp_path / "code")) for _ in range(4)]
     for thread in threads:
@@ -211,7 +213,7 @@ def test_two_that_unpack_the_same_bundle_at_once_have_one_folder(blobs, project,
 
 
 @pytest.mark.parametrize("put_there", [Path.touch, lambda path: path.symlink_to("nowhere")])
-def test_file_or_link_in_the_place_of_a_bundle_is_replaced(blobs, project, tmp_path, put_there):
+def test_file_or_link_in_place_of_a_bundle_is_replaced(blobs, project, tmp_path, put_there):
     ref = bundle(project, blobs)
     (tmp_path / "code").mkdir()
     put_there(tmp_path / "code" / ref.sha256)
@@ -220,14 +222,14 @@ def test_file_or_link_in_the_place_of_a_bundle_is_replaced(blobs, project, tmp_p
     assert not folder.is_symlink()
 
 
-def test_what_was_unpacked_can_be_removed(blobs, project, tmp_path):
+def test_unpacked_bundle_can_be_removed(blobs, project, tmp_path):
     folder = unpacked(bundle(project, blobs), tmp_path / "code")
     remove(folder)
     assert not folder.exists()
     remove(folder)
 
 
-def test_a_damaged_bundle_is_refused(blobs, project, tmp_path):
+def test_damaged_bundle_is_rejected(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     path = Path(ref.path)
     path.chmod(0o600)
@@ -237,7 +239,7 @@ def test_a_damaged_bundle_is_refused(blobs, project, tmp_path):
     assert os.listdir(tmp_path / "code") == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(blobs, project, tmp_path):
+def test_folder_that_cannot_be_created_is_named(blobs, project, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot be unpacked to .*/file/code/"):
         unpacked(bundle(project, blobs), tmp_path / "file" / "code")
@@ -267,7 +269,7 @@ def reject(archive: Path, tmp_path: Path, match: str) -> None:
 @pytest.mark.parametrize(
     "name", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "./a", "a/.", "a/", ".", "..", "a\0b"]
 )
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+def test_names_that_lead_elsewhere_are_rejected(tmp_path, name):
     safe = name.replace("\0", "?")
     archive = packed(tmp_path / "zip", ("ok.py", b""), (safe, b"x"))
     if safe != name:
@@ -277,11 +279,11 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_name_that_is_there_twice_is_refused(tmp_path):
+def test_duplicate_name_is_rejected(tmp_path):
     reject(packed(tmp_path / "zip", ("a", b"1"), ("a", b"2")), tmp_path, "'a' twice")
 
 
-def test_a_file_inside_of_a_file_is_refused(tmp_path):
+def test_file_inside_a_file_is_rejected(tmp_path):
     reject(packed(tmp_path / "zip", ("a", b"1"), ("a/b", b"2")), tmp_path, "inside of a file")
 
 
@@ -295,7 +297,7 @@ def test_links_and_devices_become_plain_files(tmp_path):
         assert (target / "a").read_bytes() == b"/etc/passwd"
 
 
-def test_more_than_a_bundle_may_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_bundle_beyond_a_limit_is_rejected_before_a_file_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "MOST_BYTES", 2**20)
     reject(packed(tmp_path / "zip", ("zeros", bytes(2**20 + 1))), tmp_path, "more than 1 MiB")
     monkeypatch.setattr(bundles, "MAX_FILES", 2)
@@ -303,25 +305,25 @@ def test_more_than_a_bundle_may_have_is_refused_before_anything_is_written(tmp_p
     reject(packed(tmp_path / "zip", *many), tmp_path, "3 files, more than 2")
 
 
-def test_a_file_that_is_longer_than_it_says_is_refused(tmp_path):
+def test_file_longer_than_stated_is_rejected(tmp_path):
     archive = packed(tmp_path / "zip", ("zeros", bytes(10**6)))
     size = struct.pack("<L", 10**6)
     archive.write_bytes(archive.read_bytes().replace(size, struct.pack("<L", 10)))
     reject(archive, tmp_path, "no bundle|longer than")
 
 
-def test_other_ways_to_pack_are_refused(tmp_path):
+def test_other_compressions_are_rejected(tmp_path):
     archive = packed(tmp_path / "zip", ("a", b"1"), method=zipfile.ZIP_BZIP2)
     reject(archive, tmp_path, "packed as none of ours is")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\5\6", b"#!/bin/sh\n", os.urandom(1000)])
-def test_what_is_no_archive_is_refused(tmp_path, content):
+def test_file_that_is_no_archive_is_rejected(tmp_path, content):
     (tmp_path / "zip").write_bytes(content)
     reject(tmp_path / "zip", tmp_path, "is no bundle")
 
 
-def test_whatever_byte_is_damaged_nothing_but_a_refusal_comes_of_it(tmp_path):
+def test_damaged_byte_anywhere_causes_only_a_rejection(tmp_path):
     archive = packed(tmp_path / "zip", ("a.py", b"VALUE = 1\n"), ("b/c", b"x" * 100))
     content = archive.read_bytes()
     for at in range(0, len(content), 2):

@@ -123,7 +123,7 @@ def closure_over_lock() -> Any:
         (Derived, r"its base class 'HasLock' holds a _thread\.lock at HasLock\.shared"),
     ],
 )
-def test_what_cannot_be_pickled_is_named(
+def test_value_that_cannot_be_pickled_is_named(
     trainable: Any, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Treat this file as the user's script, which workers do not have.
@@ -134,7 +134,7 @@ def test_what_cannot_be_pickled_is_named(
     assert str(caught.value).endswith(f"create it inside {place}.")
 
 
-def test_an_object_that_refuses_in_its_own_way_is_reported() -> None:
+def test_object_with_a_special_pickling_error_is_reported() -> None:
     class Rejects:
         def __reduce__(self) -> Any:
             raise ZeroDivisionError("no reason")
@@ -161,7 +161,7 @@ def in_another_process(pickled: bytes, tmp_path: Path, *path: Path) -> Any:
     return json.loads(done.stdout)
 
 
-def test_functions_of_a_module_nobody_else_can_import_travel_whole(
+def test_functions_of_a_module_that_only_the_script_can_import_are_sent_by_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "not_on_the_path.py"
@@ -177,7 +177,7 @@ def test_functions_of_a_module_nobody_else_can_import_travel_whole(
     assert in_another_process(pickle_trainable(module.train), tmp_path) == 40
 
 
-def test_functions_of_a_script_travel_whole(tmp_path: Path) -> None:
+def test_functions_of_a_script_are_sent_by_value(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -193,7 +193,7 @@ def test_functions_of_a_script_travel_whole(tmp_path: Path) -> None:
     assert in_another_process(done.stdout, tmp_path) == 12
 
 
-def test_functions_of_an_importable_module_travel_as_a_name(
+def test_functions_of_an_importable_module_are_sent_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "project"
@@ -209,7 +209,7 @@ def test_functions_of_an_importable_module_travel_as_a_name(
     monkeypatch.delitem(sys.modules, "their_training")
 
 
-def test_a_module_made_by_hand_does_not_count_as_importable(
+def test_module_made_by_hand_does_not_count_as_importable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module = types.ModuleType("made_by_hand")
@@ -218,13 +218,13 @@ def test_a_module_made_by_hand_does_not_count_as_importable(
     assert in_another_process(pickle_trainable(module.train), tmp_path) == 6
 
 
-def test_loading_code_that_needs_a_missing_module_says_which() -> None:
+def test_loading_code_that_needs_a_missing_module_names_it() -> None:
     pickled = b"cno_such_module\ntrain\n."
     with pytest.raises(TrainableError, match=r"no_such_module.*install what is missing"):
         load_trainable(pickled)
 
 
-def test_a_large_trainable_is_warned_about_by_its_largest_variable(
+def test_large_trainable_causes_a_warning_with_its_largest_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(code_by_value, "LARGE_TRAINABLE", 2**20)
@@ -257,7 +257,7 @@ def test_modules_are_found_in_pickles_of_every_protocol(protocol: int) -> None:
     assert {name.partition(".")[0] for name in found} == {"numpy"}
 
 
-def test_looking_for_modules_runs_nothing() -> None:
+def test_search_for_modules_runs_no_code() -> None:
     assert modules_of(b"cbuiltins\nexec\n(S'raise SystemExit'\ntR.") == ()
 
 
@@ -268,7 +268,7 @@ def test_trainables_have_names() -> None:
     assert trainable_name(HOLDER) == "Holder"
 
 
-def test_what_a_module_of_the_users_own_uses_is_found_too(tmp_path, monkeypatch):
+def test_modules_used_by_a_module_of_the_user_are_found_too(tmp_path, monkeypatch):
     package = tmp_path / "their_project"
     package.mkdir()
     (package / "__init__.py").write_text("")

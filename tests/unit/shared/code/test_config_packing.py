@@ -47,7 +47,7 @@ def round_trip(value: Any) -> Any:
 
 
 @given(st.dictionaries(st.text(), plain))
-def test_plain_data_comes_back_equal_and_needs_no_unpickling(config: dict[str, Any]) -> None:
+def test_plain_data_round_trips_without_unpickling(config: dict[str, Any]) -> None:
     packed = pack_config(config)
     assert unpack_config(packed) == config
     assert peek_config(packed) == config
@@ -94,16 +94,16 @@ def test_every_value_keeps_its_exact_type(value: Any) -> None:
         assert list(map(type, back)) == list(map(type, value))
 
 
-def test_nan_comes_back_as_nan() -> None:
+def test_nan_round_trips() -> None:
     assert math.isnan(round_trip(math.nan))
 
 
-def test_an_array_comes_back_whole() -> None:
+def test_array_round_trips() -> None:
     array = np.arange(6.0).reshape(2, 3)
     assert np.array_equal(round_trip(array), array)
 
 
-def test_a_lambda_comes_back_callable() -> None:
+def test_lambda_round_trips_callable() -> None:
     offset = 2
     assert round_trip(lambda x: x + offset)(1) == 3
 
@@ -120,14 +120,14 @@ def test_peeking_shows_the_plain_part_and_unpickles_nothing() -> None:
     assert "pickled" in repr(shown["model"]["net"])
 
 
-def test_a_value_that_cannot_be_pickled_is_named() -> None:
+def test_value_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"model\['lock'\].*_thread\.lock.*create it in the train"
     ):
         pack_config({"model": {"lock": threading.Lock()}})
 
 
-def test_a_configuration_that_holds_itself_is_refused() -> None:
+def test_configuration_that_contains_itself_is_rejected() -> None:
     loop: dict[str, Any] = {}
     loop["loop"] = loop
     with pytest.raises(ConfigError, match="holds itself"):
@@ -135,18 +135,18 @@ def test_a_configuration_that_holds_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize("config", [{1: 2}, {None: 2}, [1], "lr"])
-def test_a_configuration_must_be_a_dict_with_string_keys(config: Any) -> None:
+def test_configuration_must_be_a_dict_with_string_keys(config: Any) -> None:
     with pytest.raises(ConfigError, match="must be"):
         pack_config(config)
 
 
 @pytest.mark.parametrize("packed", [b"", b"\xc1", b"\x01", msgspec.msgpack.encode([1])])
-def test_damaged_bytes_are_refused(packed: bytes) -> None:
+def test_damaged_bytes_are_rejected(packed: bytes) -> None:
     with pytest.raises(TransportError, match="packed configuration"):
         unpack_config(packed)
 
 
-def test_an_unknown_extension_is_refused() -> None:
+def test_unknown_extension_is_rejected() -> None:
     packed = msgspec.msgpack.encode({"a": msgspec.msgpack.Ext(9, b"")})
     with pytest.raises(TuneError, match="unknown extension 9"):
         unpack_config(packed)
@@ -166,7 +166,7 @@ def test_packing_six_scalars_takes_microseconds() -> None:
     assert best / 50 < 5e-6
 
 
-def test_what_scripts_import_loads_no_heavy_library() -> None:
+def test_imports_of_scripts_load_no_heavy_library() -> None:
     modules = [
         "code.config_packing",
         "trainable.resources",

@@ -41,11 +41,11 @@ def test_nan_and_infinity_are_numbers():
     assert found["acc"] == -math.inf
 
 
-def test_of_a_line_counts_what_a_terminal_would_show():
+def test_line_counts_as_a_terminal_would_show_it():
     assert visible(b"loss: 9\rloss: 5\r\x1b[32mloss: 0.3\x1b[0m\r") == "loss: 0.3"
 
 
-def test_a_line_is_a_result_if_all_expected_metrics_are_on_it():
+def test_line_is_a_result_if_all_expected_metrics_are_on_it():
     lines = MetricLines(("loss", "acc"))
 
     assert lines.result_in(b"loss=1 acc=2 lr=3") == {"loss": 1, "acc": 2, "lr": 3}
@@ -54,7 +54,7 @@ def test_a_line_is_a_result_if_all_expected_metrics_are_on_it():
     assert list(lines.seen) == ["loss", "val_loss", "acc"]
 
 
-def test_a_nested_metric_is_found_in_json_and_in_pairs():
+def test_nested_metric_is_found_in_json_and_in_pairs():
     lines = MetricLines(("val/loss",))
 
     assert lines.result_in(b'{"val": {"loss": 1}}') == {"val": {"loss": 1}}
@@ -65,7 +65,7 @@ def test_without_an_expected_metric_no_line_is_a_result():
     assert MetricLines(()).result_in(b"loss=1") is None
 
 
-def test_a_pattern_names_the_metrics_itself():
+def test_pattern_names_the_metrics_itself():
     lines = MetricLines(("loss",), r"loss (?P<loss>\S+)(?: on (?P<set>\w+))?")
 
     assert lines.result_in(b"loss 0.3 on valid") == {"loss": 0.3, "set": "valid"}
@@ -73,7 +73,7 @@ def test_a_pattern_names_the_metrics_itself():
     assert lines.result_in(b"loss=1") is None
 
 
-def test_pieces_become_lines():
+def test_pieces_are_joined_into_lines():
     splitter = LineSplitter()
 
     assert splitter.split(b"a\nb") == [b"a"]
@@ -83,7 +83,7 @@ def test_pieces_become_lines():
     assert splitter.last() == [b"end"]
 
 
-def test_of_an_endless_line_the_end_is_kept():
+def test_endless_line_keeps_its_end():
     splitter = LineSplitter()
     for _ in range(40):
         splitter.split(b"x" * 100_000)
@@ -93,7 +93,7 @@ def test_of_an_endless_line_the_end_is_kept():
     assert line.endswith(b"loss=1")
 
 
-def test_a_file_is_followed_as_it_grows(tmp_path):
+def test_growing_file_is_followed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"loss": 9}\n')  # left by an earlier attempt
     file = FollowedFile(str(path))
@@ -110,7 +110,7 @@ def test_a_file_is_followed_as_it_grows(tmp_path):
     assert (tmp_path / "metrics.jsonl.1").read_text() == '{"loss": 9}\n'
 
 
-def test_a_file_that_is_begun_anew_is_read_anew(tmp_path):
+def test_truncated_file_is_read_from_its_beginning(tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = FollowedFile(str(path))
     path.write_text('{"loss": 1}\n{"loss": 2}\n')
@@ -121,7 +121,7 @@ def test_a_file_that_is_begun_anew_is_read_anew(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["loss=1", "[1]"])
-def test_a_line_that_is_no_object_is_told_with_its_number(tmp_path, line):
+def test_line_that_is_no_object_is_reported_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     file = FollowedFile(str(path))
     path.write_text(f'{{"loss": 1}}\n{line}\n')

@@ -37,16 +37,16 @@ def test_names_are_replaced_and_double_braces_are_braces(text, rendered):
 @pytest.mark.parametrize(
     ("value", "text"), [(1, "1"), (0.1, "0.1"), (None, "null"), (False, "false"), ("a b", "a b")]
 )
-def test_a_value_is_written_as_in_json_and_text_as_it_is(value, text):
+def test_values_are_written_as_in_json_and_text_unquoted(value, text):
     assert text_of(value, "x") == text
 
 
-def test_a_value_that_json_cannot_hold_is_named():
+def test_value_that_json_cannot_hold_is_named():
     with pytest.raises(TrainableError, match=r"'opt.x' is .* cannot be written"):
         text_of(object(), "opt.x")
 
 
-def test_an_unknown_name_lists_those_that_are_known_and_the_closest():
+def test_unknown_name_lists_the_known_ones_and_the_closest():
     with pytest.raises(TrainableError) as caught:
         check_names(["--lr", "{optt.lr}"], {"opt.lr": False, "seed": False})
 
@@ -57,24 +57,24 @@ def test_an_unknown_name_lists_those_that_are_known_and_the_closest():
     assert "checkpoint_dir" in told
 
 
-def test_a_group_that_a_function_fills_may_hold_any_name():
+def test_group_filled_by_a_function_may_have_any_name():
     check_names(["{opt.lr}"], {"opt": True})
 
     with pytest.raises(TrainableError, match="no parameter"):
         check_names(["{other.lr}"], {"opt": True})
 
 
-def test_our_own_names_need_no_parameter():
+def test_names_of_tunemq_need_no_parameter():
     check_names(["{trial_id}", "{checkpoint_dir}", "{config}"], {})
 
 
 @pytest.mark.parametrize("text", ["{lr", "lr}", "{{lr}"])
-def test_a_brace_without_a_partner_is_refused(text):
+def test_unmatched_brace_is_rejected(text):
     with pytest.raises(TrainableError, match="without its partner"):
         render(text, {"lr": 1})
 
 
-def test_parameters_are_variables_in_capitals():
+def test_parameters_become_uppercase_variables():
     assert variables_of({"lr": 0.1, "opt": {"beta-1": 0.9}}) == {
         "TUNEMQ_PARAM_LR": "0.1",
         "TUNEMQ_PARAM_OPT": '{"beta-1": 0.9}',
@@ -82,6 +82,6 @@ def test_parameters_are_variables_in_capitals():
     }
 
 
-def test_two_parameters_with_one_variable_are_refused():
+def test_two_parameters_with_one_variable_are_rejected():
     with pytest.raises(TrainableError, match=r"'opt.lr' and 'opt_lr' .* \$TUNEMQ_PARAM_OPT_LR"):
         variables_of({"opt": {"lr": 1}, "opt_lr": 2})

@@ -61,13 +61,13 @@ def test_printed_lines_are_results_and_exit_code_0_ends_the_trial(trials):
     assert trials.channel.kinds[-1] == "TrialFinished"
 
 
-def test_what_is_printed_is_printed(trials, capfd):
+def test_output_of_the_program_is_passed_on(trials, capfd):
     trials.run("echo loss=1; echo other; echo wrong >&2")
 
     assert capfd.readouterr() == ("loss=1\nother\n", "wrong\n")
 
 
-def test_arguments_and_variables_have_the_parameters(trials, monkeypatch):
+def test_arguments_and_variables_contain_the_parameters(trials, monkeypatch):
     monkeypatch.setenv("MINE", "kept")
     program = executable(
         ["sh", "-c", '[ "$MINE" = kept ] && echo "loss=$1 a=$TUNEMQ_PARAM_OPT_A"', "-", "{lr}"]
@@ -83,7 +83,9 @@ def test_the_configuration_is_in_a_file(trials):
     assert trials.metrics == [{"loss": 1, "x": 7}]
 
 
-def test_it_runs_where_it_was_made_or_where_it_is_told(trials, tmp_path, monkeypatch):
+def test_program_runs_in_the_folder_of_its_trainable_or_in_the_given_one(
+    trials, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("script.sh").write_text("#!/bin/sh\necho loss=1; pwd > $1\n")
     Path("script.sh").chmod(0o755)
@@ -96,7 +98,7 @@ def test_it_runs_where_it_was_made_or_where_it_is_told(trials, tmp_path, monkeyp
     assert (other / "there").read_text() == f"{other}\n"
 
 
-def test_its_name_is_that_of_the_script(tmp_path, monkeypatch):
+def test_name_is_that_of_the_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
 
@@ -131,7 +133,7 @@ def _tunemq_on_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(report_line, "_READ_S", 60.0)  # for a busy machine
 
 
-def test_after_kill_9_it_continues_from_its_last_checkpoint(trials, monkeypatch):
+def test_program_killed_by_sigkill_continues_from_its_last_checkpoint(trials, monkeypatch):
     monkeypatch.setenv("FAIL_AT", "2")
     trials.run(COUNTS)
     assert "killed by SIGKILL" in trials.channel.failure.error
@@ -143,7 +145,7 @@ def test_after_kill_9_it_continues_from_its_last_checkpoint(trials, monkeypatch)
     assert [result.step for result in trials.channel.results] == [3, 4]
 
 
-def test_a_restored_checkpoint_is_a_copy_that_may_be_changed(trials):
+def test_restored_checkpoint_is_a_copy_that_may_be_changed(trials):
     trials.run('echo 1 > "$TUNEMQ_CHECKPOINT_DIR/a"; echo loss=1')
     kept = trials.sink.root / trials.channel.checkpoints[0].key / "a"
     kept.chmod(0o444)
@@ -154,13 +156,13 @@ def test_a_restored_checkpoint_is_a_copy_that_may_be_changed(trials):
     assert kept.read_text() == "1\n"
 
 
-def test_what_is_written_under_a_name_with_a_dot_is_not_taken(trials):
+def test_hidden_file_is_not_taken_as_a_checkpoint(trials):
     trials.run('echo 1 > "$TUNEMQ_CHECKPOINT_DIR/.unfinished"; echo loss=1')
 
     assert trials.channel.checkpoints == []
 
 
-def test_a_checkpoint_behind_the_last_result_counts_with_that(trials):
+def test_checkpoint_after_the_last_result_belongs_to_that(trials):
     go_on = trials.touched_when_sent("go_on")  # earlier files may be sent with the line itself
     trials.run(
         f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; "
@@ -172,13 +174,13 @@ def test_a_checkpoint_behind_the_last_result_counts_with_that(trials):
     assert (trials.sink.root / kept.key / "end").read_text() == "7\n"
 
 
-def test_what_a_failed_program_has_left_behind_its_last_result_is_no_checkpoint(trials):
+def test_files_of_a_failed_program_after_its_last_result_are_no_checkpoint(trials):
     trials.run('tunemq report loss=1; echo half > "$TUNEMQ_CHECKPOINT_DIR/end"; exit 3')
 
     assert trials.channel.checkpoints == []
 
 
-def test_report_takes_any_folder_as_a_checkpoint(trials, tmp_path):
+def test_report_accepts_any_folder_as_a_checkpoint(trials, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model").write_text("m")
     trials.run(f'tunemq report loss=1 --checkpoint "{tmp_path}/mine" && '
@@ -191,7 +193,7 @@ def test_report_takes_any_folder_as_a_checkpoint(trials, tmp_path):
     assert os.listdir(second) == ["y"]
 
 
-def test_nothing_is_left_in_the_trials_folder(trials):
+def test_ended_program_leaves_no_files_in_the_trials_folder(trials):
     trials.run('touch "$TUNEMQ_CHECKPOINT_DIR/a"; tunemq report loss=1')
 
     assert os.listdir(trials.folder / "trial") == []
@@ -221,7 +223,7 @@ def test_report_waits_until_the_trial_may_continue(trials, tmp_path):
     assert trials.metrics == [{"loss": 1}, {"loss": 2}]
 
 
-def test_report_knows_json_and_text(trials):
+def test_report_accepts_json_and_text(trials):
     trials.run("""tunemq report '{{"loss": 1, "deep": {{"x": [1]}}}}' note=fine ok=true n=1_000""")
 
     assert trials.metrics == [
@@ -229,7 +231,7 @@ def test_report_knows_json_and_text(trials):
     ]
 
 
-def test_report_says_what_is_wrong_and_the_program_may_try_again(trials, capfd):
+def test_report_explains_an_error_and_the_program_may_try_again(trials, capfd):
     trials.run(
         "tunemq report loss=nan && exit 9; tunemq report acc=1 && exit 9; tunemq report loss=1"
     )
@@ -238,13 +240,13 @@ def test_report_says_what_is_wrong_and_the_program_may_try_again(trials, capfd):
     assert "tunemq report: Metric 'loss' is nan" in capfd.readouterr().err
 
 
-def test_lines_do_not_count_once_report_was_called(trials):
+def test_lines_are_ignored_once_report_was_called(trials):
     trials.run("tunemq report loss=1; echo loss=2; tunemq report loss=3; echo loss=4")
 
     assert trials.metrics == [{"loss": 1}, {"loss": 3}]
 
 
-def test_results_that_come_twice_are_refused(trials):
+def test_duplicate_results_are_rejected(trials):
     go_on = trials.touched_when_sent("go_on")
     trials.run(
         f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; tunemq report loss=1; sleep 600"
@@ -253,13 +255,13 @@ def test_results_that_come_twice_are_refused(trials):
     assert "metrics_from='report'" in trials.channel.failure.error
 
 
-def test_lines_do_not_count_where_only_reports_do(trials):
+def test_lines_are_ignored_where_only_reports_count(trials):
     trials.run(executable(["sh", "-c", "echo loss=1; tunemq report loss=2"], metrics_from="report"))
 
     assert trials.metrics == [{"loss": 2}]
 
 
-def test_a_file_of_json_lines_is_read_while_it_grows(trials):
+def test_growing_file_of_json_lines_is_read(trials):
     script = (
         'f="$TUNEMQ_TRIAL_DIR/log.jsonl"; echo \'{{"loss": 1}}\' > $f; echo loss=9; '
         'until [ -e "$0" ]; do sleep 0.05; done; '
@@ -271,7 +273,7 @@ def test_a_file_of_json_lines_is_read_while_it_grows(trials):
     assert trials.metrics == [{"loss": 1}, {"loss": 2}]
 
 
-def test_a_pattern_finds_metrics_in_other_lines(trials):
+def test_pattern_finds_metrics_in_other_lines(trials):
     trials.run(executable(["echo", "final loss 0.3"], pattern=r"loss (?P<loss>\S+)"))
 
     assert trials.metrics == [{"loss": 0.3}]
@@ -280,7 +282,7 @@ def test_a_pattern_finds_metrics_in_other_lines(trials):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_another_exit_code_is_a_failure_with_the_end_of_stderr(trials, tmp_path):
+def test_other_exit_code_is_a_failure_with_the_end_of_stderr(trials, tmp_path):
     # The failure's text comes from the file that is the program's stderr.
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
@@ -300,7 +302,7 @@ def test_another_exit_code_is_a_failure_with_the_end_of_stderr(trials, tmp_path)
     assert "Traceback" not in done.stdout
 
 
-def test_the_end_of_memory_of_a_gpu_is_known_by_what_is_said_of_it():
+def test_gpu_memory_error_is_recognized_by_its_message():
     from tunemq_shared.base.errors import ExecutableFailed
     from tunemq_shared.trial import memory_errors
 
@@ -308,7 +310,7 @@ def test_the_end_of_memory_of_a_gpu_is_known_by_what_is_said_of_it():
     assert memory_errors.kind_of(error) == "cuda_memory"
 
 
-def test_exit_code_0_without_a_result_is_an_error_that_says_what_was_seen(trials):
+def test_exit_code_0_without_a_result_is_an_error_that_shows_the_output(trials):
     trials.run("echo accuracy=1 Loss=2")
 
     failure = trials.channel.failure
@@ -323,7 +325,7 @@ def test_without_a_metric_a_program_just_runs(trials):
     assert trials.channel.kinds == ["TrialFinished"]
 
 
-def test_a_program_that_cannot_be_executed_is_told(trials, tmp_path):
+def test_program_that_cannot_be_executed_is_reported(trials, tmp_path):
     script = tmp_path / "noline.sh"
     script.write_text("echo loss=1\n")
     script.chmod(0o755)
@@ -332,7 +334,7 @@ def test_a_program_that_cannot_be_executed_is_told(trials, tmp_path):
     assert "begin with a line such as #!/bin/sh" in trials.channel.failure.error
 
 
-def test_a_metric_that_is_no_finite_number_fails_the_trial(trials):
+def test_metric_that_is_no_finite_number_fails_the_trial(trials):
     trials.run("echo loss=nan; sleep 600")
 
     assert "Metric 'loss' is nan" in trials.channel.failure.error
@@ -355,7 +357,7 @@ while :; do sleep 0.05; done
 """
 
 
-def test_a_stop_in_mid_step_tells_the_whole_family(trials, tmp_path):
+def test_stop_during_a_step_signals_the_whole_process_tree(trials, tmp_path):
     session = trials.session(stop_grace_s=60.0, **LOSS)
     trials.channel.notices.append(trials.order())
     order = trials.order(stop=True)
@@ -372,7 +374,7 @@ def test_a_stop_in_mid_step_tells_the_whole_family(trials, tmp_path):
     assert "TrialFailed" not in trials.channel.kinds
 
 
-def test_who_does_not_end_when_told_is_killed_with_what_it_started(trials, tmp_path):
+def test_program_that_ignores_a_stop_is_killed_with_its_children(trials, tmp_path):
     script = (
         "trap '' TERM; sleep 600 & echo $! > \"$0/pid\"; echo loss=1; while :; do sleep 0.05; done"
     )
@@ -383,14 +385,14 @@ def test_who_does_not_end_when_told_is_killed_with_what_it_started(trials, tmp_p
     eventually(lambda: not runs(tmp_path / "pid"))
 
 
-def test_what_is_left_of_a_program_that_has_ended_is_killed(trials, tmp_path):
+def test_children_of_an_ended_program_are_killed(trials, tmp_path):
     trials.run(f"sleep 600 & echo $! > {tmp_path}/pid; echo loss=1")
 
     assert trials.channel.kinds[-1] == "TrialFinished"
     eventually(lambda: not runs(tmp_path / "pid"))
 
 
-def test_a_paused_program_that_saves_when_told_to_end_loses_nothing(trials):
+def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
     script = (
         "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
         'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
@@ -404,7 +406,7 @@ def test_a_paused_program_that_saves_when_told_to_end_loses_nothing(trials):
     assert trials.channel.kinds[-1] == "TrialPaused"
 
 
-def test_a_program_that_prints_without_end_is_ended_all_the_same(trials):
+def test_program_that_prints_without_end_can_be_stopped(trials):
     session = trials.session(run_until=up_to(1), **LOSS)
     trials.channel.waited_for.append(trials.order(stop=True))
     trials.finish("while :; do echo loss=1; done", session)
@@ -412,7 +414,7 @@ def test_a_program_that_prints_without_end_is_ended_all_the_same(trials):
     assert len(trials.metrics) == 1
 
 
-def test_ten_thousand_lines_come_in_order(trials):
+def test_ten_thousand_lines_arrive_in_order(trials):
     trials.run("i=0; while [ $i -lt 10000 ]; do i=$((i + 1)); echo loss=$i; done")
 
     assert [metrics["loss"] for metrics in trials.metrics] == list(range(1, 10_001))
@@ -437,7 +439,7 @@ def test_ten_thousand_lines_come_in_order(trials):
         (["echo"], {"pattern": "(?P<x>.)", "metrics_from": "report"}, "leave one"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_refused_when_it_is_made(command, options, told):
+def test_invalid_command_is_rejected_at_once(command, options, told):
     if command == ["/etc/passwd"] and os.access("/etc/passwd", os.X_OK):
         pytest.skip("everything can be executed here")
     with pytest.raises(TrainableError, match=told):
@@ -455,7 +457,7 @@ def report(*arguments: str, code: int) -> str:
     return done.stdout + done.stderr
 
 
-def test_report_needs_a_trial():
+def test_report_outside_a_trial_is_rejected():
     assert "no trial runs here" in report("loss=1", code=64)
 
 
@@ -470,11 +472,11 @@ def test_report_needs_a_trial():
         (("{1",), "no JSON object"),
     ],
 )
-def test_report_says_what_is_wrong_with_its_arguments(arguments, told):
+def test_report_explains_invalid_arguments(arguments, told):
     assert told in report(*arguments, code=64)
 
 
-def test_report_says_that_the_trial_has_ended(tmp_path, monkeypatch):
+def test_report_tells_that_the_trial_has_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEMQ_REPORT", str(tmp_path / "gone"))
 
     assert "it has ended" in report("loss=1", code=1)
@@ -484,7 +486,7 @@ def test_report_has_help():
     assert "usage: tunemq report" in report("--help", code=0)
 
 
-def test_report_imports_nothing_of_ours_but_itself():
+def test_report_imports_no_other_module_of_tunemq():
     code = (
         "import sys; from tunemq.__main__ import main; main(['report', '--help']); "
         "print(*(n for n in sys.modules if n.startswith('tunemq_') or n == 'argparse'))"

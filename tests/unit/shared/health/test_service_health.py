@@ -43,7 +43,7 @@ def aged(path: Path, by_s: float) -> None:
 # --- the status -----------------------------------------------------------------------------------
 
 
-def test_one_that_starts_is_alive_and_not_ready(path, asked):
+def test_starting_service_is_alive_and_not_ready(path, asked):
     ServiceHealth("worker", str(path))
     code, said = asked(path)
     assert code == 0
@@ -51,14 +51,14 @@ def test_one_that_starts_is_alive_and_not_ready(path, asked):
     assert asked("--ready", path)[0] == 1
 
 
-def test_one_that_goes_round_and_can_work_is_ready(path, asked):
+def test_looping_service_that_can_work_is_ready(path, asked):
     ServiceHealth("scheduler", str(path)).beat(is_ready=True, status="searches: 3 run")
     wanted = (0, f"scheduler (process {os.getpid()}) is ready: searches: 3 run\n")
     assert asked("--ready", path) == wanted
     assert asked(path) == wanted
 
 
-def test_one_whose_redis_is_away_is_alive_and_not_ready(path, asked):
+def test_service_without_redis_is_alive_and_not_ready(path, asked):
     ServiceHealth("worker", str(path)).beat(is_ready=False, status="Redis is away; trials: 2")
     assert asked(path)[0] == 0
     code, said = asked("--ready", path)
@@ -66,7 +66,7 @@ def test_one_whose_redis_is_away_is_alive_and_not_ready(path, asked):
     assert "is alive and not ready (waiting): Redis is away; trials: 2" in said
 
 
-def test_one_that_was_told_to_stop_is_alive_and_not_ready(path, asked):
+def test_stopping_service_is_alive_and_not_ready(path, asked):
     one = ServiceHealth("worker", str(path))
     one.beat(is_ready=True, status="trials: 2")
     one.stopping()
@@ -76,7 +76,7 @@ def test_one_that_was_told_to_stop_is_alive_and_not_ready(path, asked):
     assert asked("--ready", path)[0] == 1
 
 
-def test_one_that_has_ended_is_not_there(path, asked):
+def test_ended_service_is_absent(path, asked):
     one = ServiceHealth("worker", str(path))
     one.close()
     one.beat(is_ready=True, status="too late")
@@ -85,7 +85,7 @@ def test_one_that_has_ended_is_not_there(path, asked):
     assert "nothing runs here: No such file" in said
 
 
-def test_one_whose_loop_does_not_go_round_is_not_alive(path, asked):
+def test_service_whose_loop_hangs_is_not_alive(path, asked):
     ServiceHealth("worker", str(path)).beat(is_ready=True, status="")
     aged(path, 61)
     code, said = asked(path)
@@ -97,7 +97,7 @@ def test_one_whose_loop_does_not_go_round_is_not_alive(path, asked):
     assert asked("--within=90", "--ready", path)[0] == 0
 
 
-def test_a_file_of_before_the_machine_was_started_is_not_believed(path, asked):
+def test_file_from_before_the_boot_is_ignored(path, asked):
     ServiceHealth("worker", str(path))
     aged(path, -1000)
     code, said = asked(path)
@@ -105,7 +105,7 @@ def test_a_file_of_before_the_machine_was_started_is_not_believed(path, asked):
     assert "from before this machine was started" in said
 
 
-def test_nor_is_one_of_before_whose_time_could_be_of_this_start_too(path, asked):
+def test_file_from_before_the_boot_with_a_plausible_time_is_ignored(path, asked):
     ServiceHealth("worker", str(path)).beat(is_ready=True, status="trials: 2")
     aged(path, 1)
     assert asked("--ready", path)[0] == 0
@@ -116,9 +116,7 @@ def test_nor_is_one_of_before_whose_time_could_be_of_this_start_too(path, asked)
     assert "from before this machine was started" in said
 
 
-def test_where_the_kernel_does_not_say_which_start_it_is_time_alone_counts(
-    path, asked, tmp_path, monkeypatch
-):
+def test_without_a_boot_id_only_time_counts(path, asked, tmp_path, monkeypatch):
     monkeypatch.setattr(health_command, "_BOOT", str(tmp_path / "none"))
     ServiceHealth("worker", str(path)).beat(is_ready=True, status="trials: 2")
     assert asked("--ready", path) == (0, f"worker (process {os.getpid()}) is ready: trials: 2\n")
@@ -129,7 +127,7 @@ def test_where_the_kernel_does_not_say_which_start_it_is_time_alone_counts(
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_the_file_is_private_and_of_one_size(path):
+def test_file_is_private_and_of_fixed_size(path):
     one = ServiceHealth("worker", str(path))
     for status in ("short", "long " * 100, "two\nlines ☃"):
         one.beat(is_ready=True, status=status)
@@ -139,12 +137,12 @@ def test_the_file_is_private_and_of_one_size(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_the_command_knows_the_size_and_the_variable():
+def test_command_knows_the_size_and_the_variable():
     assert health_command._SIZE == service_health.SIZE
     assert health_command._VARIABLE == service_health.VARIABLE
 
 
-def test_a_link_that_somebody_left_there_is_replaced_and_not_followed(path, tmp_path, asked):
+def test_link_at_the_path_is_replaced_and_not_followed(path, tmp_path, asked):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -155,7 +153,7 @@ def test_a_link_that_somebody_left_there_is_replaced_and_not_followed(path, tmp_
     assert asked("--ready", path)[0] == 0
 
 
-def test_a_link_where_a_temporary_file_was_to_be_is_not_followed(path, tmp_path):
+def test_link_at_the_temporary_path_is_not_followed(path, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     Path(f"{path}.{os.getpid()}").symlink_to(victim)
@@ -163,7 +161,7 @@ def test_a_link_where_a_temporary_file_was_to_be_is_not_followed(path, tmp_path)
     assert victim.read_text() == "precious"
 
 
-def test_a_file_that_was_removed_or_replaced_is_made_again(path, asked):
+def test_removed_or_replaced_file_is_written_again(path, asked):
     one = ServiceHealth("worker", str(path))
     path.unlink()
     one.beat(is_ready=True, status="")
@@ -174,7 +172,7 @@ def test_a_file_that_was_removed_or_replaced_is_made_again(path, asked):
     assert asked("--ready", path)[0] == 0
 
 
-def test_one_that_ends_leaves_the_file_of_its_successor(path, asked):
+def test_ending_service_leaves_the_file_of_its_successor(path, asked):
     before = ServiceHealth("worker", str(path))
     after = ServiceHealth("worker", str(path))
     after.beat(is_ready=True, status="")
@@ -182,7 +180,7 @@ def test_one_that_ends_leaves_the_file_of_its_successor(path, asked):
     assert asked("--ready", path)[0] == 0
 
 
-def test_a_folder_that_goes_ends_nobody(tmp_path):
+def test_removed_folder_ends_no_service(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     one = ServiceHealth("worker", str(folder / "health"))
@@ -194,14 +192,14 @@ def test_a_folder_that_goes_ends_nobody(tmp_path):
     assert (folder / "health").exists()
 
 
-def test_a_file_that_cannot_be_made_is_refused_with_words(tmp_path):
+def test_file_that_cannot_be_created_is_rejected_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match=r"TUNEMQ_HEALTH is .*/none/health, which cannot be"):
         ServiceHealth("worker", str(tmp_path / "none" / "health"))
     with pytest.raises(ConfigError, match="null"):
         ServiceHealth("worker", "a\0b")
 
 
-def test_a_file_that_is_a_folder_is_refused_and_leaves_nothing(tmp_path):
+def test_folder_in_place_of_the_file_is_rejected_and_leaves_nothing(tmp_path):
     (tmp_path / "health").mkdir()
     with pytest.raises(ConfigError):
         ServiceHealth("worker", str(tmp_path / "health"))
@@ -211,7 +209,7 @@ def test_a_file_that_is_a_folder_is_refused_and_leaves_nothing(tmp_path):
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_neither_a_link_nor_a_pipe_nor_a_folder_is_read(tmp_path, asked):
+def test_link_pipe_or_folder_is_not_read(tmp_path, asked):
     ServiceHealth("worker", str(tmp_path / "real"))
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
@@ -220,7 +218,7 @@ def test_neither_a_link_nor_a_pipe_nor_a_folder_is_read(tmp_path, asked):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away, and look as others")
-def test_a_file_of_another_user_says_nothing(path, asked):
+def test_file_of_another_user_is_ignored(path, asked):
     ServiceHealth("worker", str(path)).beat(is_ready=True, status="")
     assert asked(path)[0] == 0
     os.chmod(path.parent, 0o755)
@@ -248,7 +246,7 @@ def test_a_file_of_another_user_says_nothing(path, asked):
         b"\xff\0" * 100,
     ],
 )
-def test_a_file_of_anything_else_says_nothing(path, asked, content):
+def test_file_of_other_content_is_ignored(path, asked, content):
     path.write_bytes(content)
     code, said = asked(path)
     assert code == 1
@@ -260,26 +258,26 @@ def test_a_file_of_anything_else_says_nothing(path, asked, content):
     [[], ["--within"], ["--within", "soon", "x"], ["--within", "0", "x"], ["--within=nan", "x"],
      ["--reddy", "x"], ["one", "two"]],
 )  # fmt: skip
-def test_what_is_of_no_use_is_told_with_another_code(asked, arguments):
+def test_wrong_usage_has_another_exit_code(asked, arguments):
     code, said = asked(*arguments)
     assert code == 64
     assert said.startswith("tunemq health: ")
 
 
-def test_the_variable_says_which_file(path, asked, monkeypatch):
+def test_variable_names_the_file(path, asked, monkeypatch):
     ServiceHealth("worker", str(path))
     monkeypatch.setenv(service_health.VARIABLE, str(path))
     assert asked()[0] == 0
 
 
-def test_help_says_what_one_needs_to_know(asked):
+def test_help_explains_the_command(asked):
     code, said = asked("--help")
     assert code == 0
     for word in ("--ready", "--within", "TUNEMQ_HEALTH", "Exit codes", "alive"):
         assert word in said
 
 
-def test_the_command_imports_nothing_that_takes_long(path):
+def test_command_imports_no_slow_module(path):
     ServiceHealth("worker", str(path))
     code = (
         "import sys; from tunemq.__main__ import main; code = main(['health', sys.argv[1]]);"
@@ -297,7 +295,7 @@ def test_the_command_imports_nothing_that_takes_long(path):
 # --- the environment ------------------------------------------------------------------------------
 
 
-def test_what_the_environment_says_is_taken_out_of_it(path, monkeypatch):
+def test_path_is_removed_from_the_environment(path, monkeypatch):
     given = {
         "TUNEMQ_HEALTH": str(path),
         "NOTIFY_SOCKET": "@nobody-listens-there",
@@ -314,7 +312,7 @@ def test_what_the_environment_says_is_taken_out_of_it(path, monkeypatch):
     one.close()
 
 
-def test_where_nobody_listens_nothing_is_done(monkeypatch):
+def test_without_a_path_health_does_nothing(monkeypatch):
     for name in ("TUNEMQ_HEALTH", "NOTIFY_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     one = ServiceHealth.of_environment("worker")

@@ -29,36 +29,34 @@ def notifier(manager: ServiceManager) -> Iterator[SystemdNotifier]:
     one.close()
 
 
-def test_ready_is_said_once_and_the_status_when_it_changes(manager, notifier):
+def test_ready_is_sent_once_and_the_status_when_it_changes(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     for is_ready, status in ((False, "a"), (True, "a"), (True, "a"), (False, "b"), (True, "b")):
         health.beat(is_ready=is_ready, status=status)
     assert manager.messages() == ["STATUS=a", "READY=1", "STATUS=b"]
 
 
-def test_stopping_is_said_once(manager, notifier):
+def test_stopping_is_sent_once(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     health.stopping()
     health.stopping()
     assert manager.messages() == ["STOPPING=1"]
 
 
-def test_one_that_stops_before_it_was_ready_does_not_say_that_it_is(manager, notifier):
+def test_service_that_stops_before_it_was_ready_does_not_send_ready(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     health.stopping()
     health.beat(is_ready=True, status="stopping")
     assert manager.messages() == ["STOPPING=1", "STATUS=stopping"]
 
 
-def test_a_status_is_one_line_whatever_is_in_it(manager, notifier):
+def test_status_is_one_line_whatever_its_text(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     health.beat(is_ready=False, status="a\nMAINPID=1\n b")
     assert manager.messages() == ["STATUS=a MAINPID=1 b"]
 
 
-def test_the_watchdog_is_told_some_times_within_its_time_and_no_more_often(
-    manager, notifier, monkeypatch
-):
+def test_watchdog_is_notified_a_few_times_per_period(manager, notifier, monkeypatch):
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     health = ServiceHealth("worker", notifier=notifier, watchdog_s=20.0)
@@ -70,7 +68,7 @@ def test_the_watchdog_is_told_some_times_within_its_time_and_no_more_often(
     assert told == [1000.0, 1005.0, 1010.0, 1015.0, 1020.0]
 
 
-def test_a_manager_that_starts_anew_hears_on(manager, notifier):
+def test_restarted_manager_gets_later_messages(manager, notifier):
     manager.close()
     assert not notifier.tell("STATUS=nobody hears it")
     manager.listen()
@@ -78,7 +76,7 @@ def test_a_manager_that_starts_anew_hears_on(manager, notifier):
     assert manager.messages() == ["STATUS=back"]
 
 
-def test_what_nobody_took_is_said_again(manager, notifier):
+def test_undelivered_message_is_sent_again(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     manager.close()
     health.beat(is_ready=True, status="here")
@@ -87,7 +85,7 @@ def test_what_nobody_took_is_said_again(manager, notifier):
     assert manager.messages() == ["READY=1\nSTATUS=here"]
 
 
-def test_a_manager_that_does_not_listen_holds_nobody_up(manager, notifier):
+def test_manager_that_does_not_read_blocks_no_service(manager, notifier):
     said = 0
     while notifier.tell(f"STATUS={'x' * 1000}"):
         said += 1
@@ -99,7 +97,7 @@ def test_a_manager_that_does_not_listen_holds_nobody_up(manager, notifier):
 @pytest.mark.parametrize(
     "address", ["", "@", "vsock:2:9999", "relative", "/nowhere/at/all", "/" + "x" * 300, "@a\0b"]
 )
-def test_an_address_of_no_use_harms_nobody(address):
+def test_invalid_address_does_no_harm(address):
     notifier = SystemdNotifier(address)
     assert not notifier.tell("READY=1")
     notifier.close()
@@ -117,5 +115,5 @@ def test_an_address_of_no_use_harms_nobody(address):
         ({"WATCHDOG_USEC": "²"}, None),
     ],
 )
-def test_the_watchdog_is_this_processes_or_nobodys(variables, wanted):
+def test_watchdog_belongs_to_this_process_or_to_none(variables, wanted):
     assert watchdog_s(variables) == wanted

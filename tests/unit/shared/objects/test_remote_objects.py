@@ -65,7 +65,7 @@ def send(client: Any, folder: Path, cancel: CancelToken | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("verb", ["put_part", "complete_upload"])
-def test_upload_that_the_server_fails_for_ever_begins_again_as_another(verb, tmp_path):
+def test_upload_that_the_server_always_fails_restarts_as_another(verb, tmp_path):
     class Broken(Client):
         """A server whose disk was full during the first upload."""
 
@@ -103,7 +103,7 @@ def test_upload_with_passing_failures_keeps_its_parts(kind, failures, tmp_path):
     assert (client.begun, client.aborted) == (["upload-1"], [])
 
 
-def test_upload_that_always_fails_ends_with_its_time_and_leaves_no_parts(tmp_path):
+def test_upload_that_always_fails_ends_at_its_timeout_and_leaves_no_parts(tmp_path):
     class Dead(Client):
         """A server on which all uploads fail."""
 

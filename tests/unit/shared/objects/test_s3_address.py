@@ -30,7 +30,7 @@ FULL_SETTINGS = (
 )
 
 
-def test_everything_can_be_in_the_address():
+def test_address_can_contain_all_settings():
     address = parse_address(FULL, {"AWS_REGION": "other", "TUNEMQ_S3_ENDPOINT": "https://other"})
     assert (address.bucket, address.prefix) == ("bucket", "a/b")
     assert (address.endpoint, address.region) == ("http://host:9000", "eu-1")
@@ -38,7 +38,7 @@ def test_everything_can_be_in_the_address():
     assert str(address) == FULL
 
 
-def test_what_is_not_in_the_address_comes_from_the_environment():
+def test_settings_missing_in_the_address_come_from_the_environment():
     environ = {"AWS_ENDPOINT_URL": "http://minio:9000/", "AWS_DEFAULT_REGION": "eu-2"}
     assert canonical_address("s3://bucket/a/", environ) == (
         "s3://bucket/a?endpoint=http://minio:9000&region=eu-2&path_style=true"
@@ -62,13 +62,13 @@ def test_what_is_not_in_the_address_comes_from_the_environment():
         ("s3://other/first", "endpoint=http://ours&region=us-east-1&path_style=true"),
     ],
 )
-def test_parse_beside_takes_from_a_store_in_the_same_bucket_what_is_missing(text, expected):
+def test_parse_beside_takes_missing_settings_from_a_store_in_the_same_bucket(text, expected):
     store = parse_address(f"s3://bucket/farm?{FULL_SETTINGS}", {})
     address = parse_beside(text, store, {"TUNEMQ_S3_ENDPOINT": "http://ours"})
     assert str(address) == f"{text.partition('?')[0]}?{expected}"
 
 
-def test_a_machine_may_reach_the_server_by_another_way_which_is_in_no_address():
+def test_machine_may_use_another_endpoint_that_is_in_no_address():
     environ = {"TUNEMQ_S3_REACHED_AT": "https://127.0.0.1:19000"}
     known = "s3://bucket/farm?endpoint=https://proxy:9000"
     address = parse_address(known, environ)
@@ -80,13 +80,13 @@ def test_a_machine_may_reach_the_server_by_another_way_which_is_in_no_address():
 
 
 @pytest.mark.parametrize("text", ["http://", "https://key@host", "http://host/path"])
-def test_a_way_that_is_none_is_refused_and_names_the_variable(text):
+def test_invalid_endpoint_is_rejected_with_its_variable(text):
     address = parse_address("s3://bucket/farm?endpoint=https://proxy:9000", {})
     with pytest.raises(ConfigError, match="TUNEMQ_S3_REACHED_AT"):
         as_reached_from_here(address, {"TUNEMQ_S3_REACHED_AT": text})
 
 
-def test_what_is_opened_is_reached_by_that_way(monkeypatch):
+def test_opened_store_uses_that_endpoint(monkeypatch):
     monkeypatch.setenv("TUNEMQ_S3_REACHED_AT", "http://127.0.0.1:19000")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -94,7 +94,7 @@ def test_what_is_opened_is_reached_by_that_way(monkeypatch):
         assert "http://127.0.0.1:19000" in objects.address
 
 
-def test_without_an_endpoint_it_is_amazons_and_the_bucket_is_in_the_hosts_name():
+def test_without_an_endpoint_it_is_amazons_with_the_bucket_in_the_host_name():
     address = parse_address("s3://bucket/a", {})
     assert address.endpoint == "https://s3.amazonaws.com"
     assert (address.region, address.path_style) == ("us-east-1", False)
@@ -108,20 +108,20 @@ def test_without_an_endpoint_it_is_amazons_and_the_bucket_is_in_the_hosts_name()
         "endpoint_override=http%3A%2F%2Flocalhost%3A9000",
     ],
 )
-def test_what_users_of_ray_write_is_understood(query):
+def test_addresses_of_ray_users_are_accepted(query):
     address = parse_address(f"s3://bucket/a?{query}", {})
     assert address.endpoint == "http://localhost:9000"
     assert address.create_bucket is ("creation" in query)
 
 
 @pytest.mark.parametrize("text", [FULL, "s3://bucket", "s3://bucket/a b/ü?region=x"])
-def test_a_canonical_address_means_the_same_everywhere(text):
+def test_canonical_address_means_the_same_everywhere(text):
     canonical = canonical_address(text, {"AWS_ENDPOINT_URL": "http://minio:9000"})
     assert canonical_address(canonical, {"AWS_ENDPOINT_URL": "http://other"}) == canonical
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1))
-def test_any_name_of_an_experiment_can_be_joined(name):
+def test_any_experiment_name_can_be_joined(name):
     address = canonical_address("s3://bucket/a", {})
     if name in (".", ".."):
         return
@@ -140,7 +140,7 @@ def test_names_are_joined_to_folders_and_prefixes():
 
 
 @pytest.mark.parametrize("text", ["file:///a/b", "file://localhost/a/b", "/a/b", "/a/./c/../b"])
-def test_a_folder_has_one_canonical_path(text):
+def test_folder_has_one_canonical_path(text):
     assert canonical_address(text) == "/a/b"
 
 
@@ -178,7 +178,7 @@ def test_address_that_lacks_a_slash_is_no_folder(text):
         ("file://host/a", "file://host/a cannot be used"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_a_reason(text, message):
+def test_invalid_address_is_rejected_with_a_reason(text, message):
     with pytest.raises(ConfigError, match=r".*") as caught:
         canonical_address(text, {})
     assert message in str(caught.value)
@@ -196,7 +196,7 @@ def test_what_cannot_be_used_is_refused_with_a_reason(text, message):
         "s3://bucket/a?endpoint=http://AKIA:hunter2@host",
     ],
 )
-def test_keys_in_an_address_are_refused_and_not_repeated(text):
+def test_keys_in_an_address_are_rejected_and_not_repeated(text):
     with pytest.raises(ConfigError, match="key") as caught:
         canonical_address(text, {})
     assert "hunter2" not in str(caught.value)
@@ -238,7 +238,7 @@ def test_keys_come_from_a_file(tmp_path):
 
 
 @pytest.mark.security
-def test_keys_of_a_profile_come_from_the_file_and_never_from_elsewhere(tmp_path):
+def test_keys_of_a_profile_come_only_from_the_file(tmp_path):
     file = tmp_path / "credentials"
     own = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_PROFILE": "own"}
     environ = {**own, "AWS_SHARED_CREDENTIALS_FILE": str(file)}
@@ -279,7 +279,7 @@ def test_profile_that_is_no_safe_name_is_refused(profile):
 
 
 @pytest.mark.security
-def test_a_file_that_cannot_be_read_is_named_and_not_quoted(tmp_path):
+def test_unreadable_file_is_named_and_not_quoted(tmp_path):
     file = tmp_path / "credentials"
     file.write_text("hunter2 = 1\n")
     with pytest.raises(StoreError, match="credentials: it is not a credentials file") as caught:
@@ -289,7 +289,7 @@ def test_a_file_that_cannot_be_read_is_named_and_not_quoted(tmp_path):
         find_keys({"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "missing")})
 
 
-def test_where_there_are_no_keys_the_error_says_where_to_put_them():
+def test_missing_keys_error_says_where_to_put_them():
     with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"):
         find_keys({})
 

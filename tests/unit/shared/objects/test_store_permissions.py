@@ -57,7 +57,7 @@ def test_store_rules_address_below_an_allowed_one_is_allowed(address: str):
         "s3://tunemq/farm",  # Amazon's by default
     ],
 )
-def test_store_rules_other_server_bucket_or_certificate_is_refused_with_the_fix(address: str):
+def test_store_rules_other_server_bucket_or_certificate_is_rejected_with_the_fix(address: str):
     with pytest.raises(ConfigError, match=r"^here names the store.*may use: .*stores = \[") as said:
         RULES.check(address, "here")
     assert "secret" not in f"{said.value}{RULES!r}"
@@ -70,7 +70,7 @@ def test_store_rules_process_of_a_submitted_search_opens_no_other_store():
 
 
 @pytest.mark.usefixtures("_restricted")
-def test_store_rules_refusal_names_the_field_that_was_set():
+def test_store_rules_rejection_names_the_field_that_was_set():
     for field, use in {
         "RunConfig(storage_path)": lambda: storage_of(RunConfig(storage_path=EVIL)),
         "SyncConfig(upload_dir)": lambda: storage_of(
@@ -100,7 +100,7 @@ def test_store_rules_variables_of_a_search_redirect_no_credentials(monkeypatch: 
 
 
 @pytest.mark.parametrize("field", ["store", "code", "bundle", "blobs"])
-def test_store_rules_order_to_a_node_that_names_another_store_is_refused(field: str):
+def test_store_rules_order_to_a_node_that_names_another_store_is_rejected(field: str):
     fine = msgspec.structs.replace(START, store=FARM.replace("/farm", "/farm/first"))
     RULES.check_order(fine)
     ref = BlobRef("0" * 64, 1, "", EVIL)

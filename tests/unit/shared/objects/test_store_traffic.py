@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_traffic_of_a_failing_store_tells_since_when_until_it_answers(clock: list[float]):
+def test_traffic_of_a_failing_store_reports_since_when_until_it_answers(clock: list[float]):
     count = TrafficCount()
     count.answered("a")
     assert count.so_far() == StoreTraffic(1, 0)
@@ -44,7 +44,7 @@ def test_traffic_of_a_failing_store_tells_since_when_until_it_answers(clock: lis
     assert not count.so_far().shown("node one")
 
 
-def test_traffic_of_a_store_that_is_asked_no_more_does_not_fail_for_ever(clock: list[float]):
+def test_traffic_of_an_unused_store_does_not_fail_for_ever(clock: list[float]):
     count = TrafficCount()
     count.failed("a", "away")
     clock[0] += 130.0
@@ -79,7 +79,7 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
     assert (said.requests, said.failures, said.problem) == (4, 2, "no")
 
 
-def test_counted_client_with_failing_large_uploads_is_not_well_after_a_small_one(
+def test_counted_client_with_failing_large_uploads_stays_failing_after_a_small_one(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ):
     count = TrafficCount()
@@ -118,7 +118,7 @@ def test_counted_client_with_failing_large_uploads_is_not_well_after_a_small_one
         StoreTraffic(problem="x" * 501),
     ],
 )
-def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: StoreTraffic):
+def test_impossible_traffic_is_rejected_in_node_metrics(traffic: StoreTraffic):
     assert not traffic.is_possible
     with pytest.raises(msgspec.ValidationError):
         decode_node_metrics(encode(NodeMetrics(store=traffic)))
@@ -142,12 +142,12 @@ def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: Store
         NodeMetrics(number=-1),
     ],
 )
-def test_vitals_with_an_amount_that_no_machine_has_are_refused(node_metrics: NodeMetrics):
+def test_node_metrics_with_an_impossible_amount_are_rejected(node_metrics: NodeMetrics):
     with pytest.raises(msgspec.ValidationError, match="negative, infinite or too large"):
         decode_node_metrics(encode(node_metrics))
 
 
-def test_vitals_of_a_node_without_store_traffic_are_read():
+def test_node_metrics_without_store_traffic_are_read():
     """As a node of the previous version sends them."""
     older = msgspec.msgpack.encode(
         msgspec.msgpack.decode(encode(NodeMetrics("1", trial_processes=3)))[:-1]
@@ -155,7 +155,7 @@ def test_vitals_of_a_node_without_store_traffic_are_read():
     assert decode_node_metrics(older) == NodeMetrics("1", trial_processes=3)
 
 
-def test_traffic_of_a_long_problem_is_cut_between_words():
+def test_traffic_error_that_is_long_is_cut_between_words():
     count = TrafficCount()
     count.failed("s", "set AWS_SECRET_ACCESS_KEY " * 40)
     said = count.so_far()

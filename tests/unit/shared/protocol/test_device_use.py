@@ -16,7 +16,7 @@ def test_uses_of_one_device_are_added_up_and_others_kept_apart():
     assert two == other
 
 
-def test_what_was_not_known_once_does_not_hide_what_was():
+def test_unknown_value_does_not_hide_a_known_one():
     silent = DeviceUse("A", "H100", 10.0, 0.5)
     told = DeviceUse("A", "H100", 0.0, 0.5, 0.5, 1e9, 7.0)
     assert add_up([silent], [silent]) == (DeviceUse("A", "H100", 20.0, 0.5),)

@@ -30,7 +30,7 @@ NODE_METRICS = NodeMetrics(
 )
 
 
-def test_what_nodes_say_is_read_up_to_its_bounds():
+def test_reports_of_nodes_are_read_up_to_their_bounds():
     assert decode_registration(msgspec.msgpack.encode(REGISTRATION)) == REGISTRATION
     assert decode_node_metrics(msgspec.msgpack.encode(NODE_METRICS)) == NODE_METRICS
 
@@ -51,7 +51,7 @@ def test_what_nodes_say_is_read_up_to_its_bounds():
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_introduction_beyond_a_bound_is_refused(changed):
+def test_registration_beyond_a_bound_is_rejected(changed):
     hello = msgspec.structs.replace(REGISTRATION, **changed)
     with pytest.raises(msgspec.ValidationError):
         decode_registration(msgspec.msgpack.encode(hello))
@@ -73,7 +73,7 @@ def test_introduction_beyond_a_bound_is_refused(changed):
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_vitals_beyond_a_bound_are_refused(changed):
+def test_node_metrics_beyond_a_bound_are_rejected(changed):
     vitals = msgspec.structs.replace(NODE_METRICS, **changed)
     with pytest.raises(msgspec.ValidationError):
         decode_node_metrics(msgspec.msgpack.encode(vitals))

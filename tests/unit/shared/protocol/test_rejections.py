@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_each_kind_and_reason_is_counted_by_itself():
+def test_each_kind_and_reason_is_counted_separately():
     rejections = RejectionCounter()
     assert rejections.counts() == ()
     assert rejections.notices() == []
@@ -31,7 +31,7 @@ def test_each_kind_and_reason_is_counted_by_itself():
     )
 
 
-def test_ten_thousand_refusals_of_one_kind_are_two_lines_in_a_minute():
+def test_ten_thousand_rejections_of_one_kind_are_two_lines_in_a_minute():
     clock = Clock()
     rejections, lines = RejectionCounter(clock), []
     for _ in range(10_000):
@@ -44,7 +44,7 @@ def test_ten_thousand_refusals_of_one_kind_are_two_lines_in_a_minute():
     assert rejections.notices() == []
 
 
-def test_different_things_are_told_beside_each_other_but_not_without_end():
+def test_different_rejections_are_logged_within_a_limit():
     clock = Clock()
     rejections = RejectionCounter(clock)
     for number in range(100):
@@ -58,7 +58,7 @@ def test_different_things_are_told_beside_each_other_but_not_without_end():
     assert [one.times for one in rejections.counts()] == [1, 101]
 
 
-def test_what_is_only_counted_is_never_told():
+def test_rejections_that_are_only_counted_are_never_logged():
     rejections = RejectionCounter()
     rejections.add("command", "repeated")
     assert rejections.notices() == []

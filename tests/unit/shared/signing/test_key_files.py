@@ -50,7 +50,7 @@ def test_keys_are_read_in_the_order_of_the_file(path):
     assert keys.submitter_signer("ada").open(keys.submitter_signer("ada").close(b"x")) == b"x"
 
 
-def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
+def test_keys_of_a_searchs_journals_are_those_that_the_page_describes(path):
     path.write_text(f'{WHOLE}\n[journals]\n00000000000000d1 = "{SIX}"\n')
     (key,) = read_key_file(path).journal_keys("digits")
 
@@ -58,7 +58,7 @@ def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
     assert (key.id.hex(), key.secret) == ("00000000000000d1", secret)
 
 
-def test_nothing_is_in_the_name_of_somebody_without_keys(path):
+def test_user_without_keys_has_no_name(path):
     path.write_text(WHOLE)
     with pytest.raises(InvalidSignature, match="'eve'") as found:
         read_key_file(path).submitter_signer("eve")
@@ -67,7 +67,7 @@ def test_nothing_is_in_the_name_of_somebody_without_keys(path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o666, 0o601])
-def test_a_file_that_others_may_use_is_refused_with_what_fixes_it(path, mode):
+def test_file_that_others_may_use_is_rejected_with_the_fix(path, mode):
     path.write_text(WHOLE)
     path.chmod(mode)
     for look in (read_key_file, check_private):
@@ -79,14 +79,14 @@ def test_a_file_that_others_may_use_is_refused_with_what_fixes_it(path, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_somebody_else_is_refused(path):
+def test_file_of_another_user_is_rejected(path):
     path.write_text(WHOLE)
     os.chown(path, 4711, -1)
     with pytest.raises(ConfigError, match=f"belongs to user 4711.*chown 0 {path}"):
         read_key_file(path)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_path_that_is_no_file_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.toml cannot be read.*tunemq keys new"):
         read_key_file(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="is no file"):
@@ -126,7 +126,7 @@ def test_what_is_no_file_is_refused(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_is_shown(path, text, said):
+def test_error_is_named_and_no_secret_is_shown(path, text, said):
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=said) as found:
         read_key_file(path)
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_named_and_no_secret_is_shown(path, text, said):
 
 
 @given(st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
-def test_whatever_stands_in_a_file_it_is_read_or_refused(tmp_path_factory, data):
+def test_any_file_is_read_or_rejected(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.touch(mode=0o600)
     path.write_bytes(data)

@@ -35,7 +35,7 @@ def looked(keys: LiveKeys) -> str:
     return keys.look() + keys.look()
 
 
-def test_without_a_file_nothing_is_signed(monkeypatch):
+def test_without_a_file_no_message_is_signed(monkeypatch):
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     for keys in (LiveKeys.none(), find_keys(None, KeyRole.WORKER)):
         assert not keys.is_signed
@@ -44,7 +44,7 @@ def test_without_a_file_nothing_is_signed(monkeypatch):
         assert keys.look() == ""
 
 
-def test_the_option_comes_before_the_variable(folder, monkeypatch):
+def test_option_takes_precedence_over_the_variable(folder, monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, of_submitter(folder, "ada"))
     assert find_keys(None, KeyRole.SUBMITTER).submitters == ("ada",)
     assert find_keys(of_submitter(folder, "ben"), KeyRole.SUBMITTER).submitters == ("ben",)
@@ -55,7 +55,7 @@ def test_the_option_comes_before_the_variable(folder, monkeypatch):
         find_keys(None, KeyRole.SCHEDULER)
 
 
-def test_no_keys_of_embedded_mode_are_looked_for(folder, monkeypatch):
+def test_embedded_mode_looks_for_no_keys(folder, monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, path_of(folder, KeyRole.SCHEDULER))
     assert not LiveKeys.none().is_signed
 
@@ -73,12 +73,12 @@ def test_no_keys_of_embedded_mode_are_looked_for(folder, monkeypatch):
         (KeyRole.SUBMITTER, "worker.toml", r"no keys in \[submitters\.NAME\]"),
     ],
 )
-def test_the_wrong_file_is_named_and_so_is_the_right_one(folder, role, file, said):
+def test_wrong_file_is_named_and_so_is_the_right_one(folder, role, file, said):
     with pytest.raises(ConfigError, match=said):
         LiveKeys(str(folder.path / file), role)
 
 
-def test_what_a_process_needs_is_in_its_file(folder):
+def test_file_has_the_keys_that_its_process_needs(folder):
     scheduler = LiveKeys(path_of(folder, KeyRole.SCHEDULER), KeyRole.SCHEDULER)
     worker = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     ada = LiveKeys(of_submitter(folder, "ada"), KeyRole.SUBMITTER)
@@ -92,7 +92,7 @@ def test_what_a_process_needs_is_in_its_file(folder):
         scheduler.submitter("ben").open(ada.submitter("ada").close(b"ask"))
 
 
-def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
+def test_changed_keys_reach_signers_in_use(folder):
     keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     message_signer, before = keys.orders, keys.orders.signer
     folder.rotate()
@@ -112,7 +112,7 @@ def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
     assert looked(keys) == ""
 
 
-def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
+def test_half_written_file_is_not_read(folder, tmp_path):
     path = Path(path_of(folder, KeyRole.SCHEDULER))
     keys = LiveKeys(str(path), KeyRole.SCHEDULER)
     folder.add(["eve"])
@@ -126,7 +126,7 @@ def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["gone", "readable", "rubbish", "unsigned", "of another"])
-def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
+def test_invalid_file_changes_no_keys_and_is_reported_once(folder, damage):
     path = Path(path_of(folder, KeyRole.WORKER))
     keys = LiveKeys(str(path), KeyRole.WORKER)
     signer, text = keys.orders.signer, path.read_text()
@@ -155,7 +155,7 @@ def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
     assert "was read again" in looked(keys)
 
 
-def test_it_looks_once_a_second_at_most(folder, monkeypatch):
+def test_file_is_checked_at_most_once_a_second(folder, monkeypatch):
     monkeypatch.setattr(module, "_POLL_INTERVAL_S", 3600.0)
     keys = LiveKeys(path_of(folder, KeyRole.WORKER), KeyRole.WORKER)
     folder.rotate()

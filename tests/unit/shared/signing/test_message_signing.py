@@ -41,13 +41,13 @@ def reason(message_signer: MessageSigner, signed_message: bytes, *context: bytes
 
 
 @given(st.lists(KEYS, max_size=3, unique_by=lambda key: key.id), BODIES, CONTEXTS)
-def test_what_was_closed_is_opened(keys, body, context):
+def test_signed_message_is_opened(keys, body, context):
     message_signer = MessageSigner("orders", keys)
     assert message_signer.open(message_signer.close(body, *context), *context) == body
 
 
 @given(BODIES, CONTEXTS, st.data())
-def test_no_altered_byte_is_believed(body, context, data):
+def test_altered_byte_is_rejected(body, context, data):
     message_signer = MessageSigner("orders", [OLD])
     signed_message = bytearray(message_signer.close(body, *context))
     place = data.draw(st.integers(0, len(signed_message) - 1))
@@ -58,7 +58,7 @@ def test_no_altered_byte_is_believed(body, context, data):
 
 
 @given(BODIES, st.integers(0, 300), st.binary(max_size=3))
-def test_what_is_shortened_or_longer_is_not_believed(body, size, more):
+def test_shortened_or_extended_message_is_rejected(body, size, more):
     message_signer = MessageSigner("orders", [OLD])
     signed_message = message_signer.close(body, b"place")
     changed = signed_message[:size] + more
@@ -72,12 +72,12 @@ def test_what_is_shortened_or_longer_is_not_believed(body, size, more):
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_not_believed(rubbish):
+def test_arbitrary_bytes_are_rejected(rubbish):
     assert reason(MessageSigner("orders", [OLD]), rubbish)
 
 
 @given(BODIES, CONTEXTS, BODIES, CONTEXTS)
-def test_what_was_said_of_one_place_is_not_believed_of_another(body, context, other, elsewhere):
+def test_message_for_one_place_is_rejected_in_another(body, context, other, elsewhere):
     assume((body, context) != (other, elsewhere))
     message_signer = MessageSigner("orders", [OLD])
     mac = message_signer.close(body, *context)[:HEAD_BYTES]
@@ -85,7 +85,7 @@ def test_what_was_said_of_one_place_is_not_believed_of_another(body, context, ot
     assert reason(message_signer, mac + other, *elsewhere) == "altered"
 
 
-def test_parts_are_not_run_together():
+def test_parts_are_not_concatenated():
     message_signer = MessageSigner("orders", [OLD])
     assert reason(message_signer, message_signer.close(b"c", b"ab"), b"a", b"b") == "altered"
     assert (
@@ -95,14 +95,14 @@ def test_parts_are_not_run_together():
     assert reason(message_signer, message_signer.close(b"", b"", b""), b"") == "altered"
 
 
-def test_purposes_are_apart_even_with_the_same_key():
+def test_purposes_are_separate_even_with_the_same_key():
     assert (
         reason(MessageSigner("events", [OLD]), MessageSigner("orders", [OLD]).close(b"x"))
         == "altered"
     )
 
 
-def test_the_first_key_signs_and_each_is_believed():
+def test_first_key_signs_and_each_is_accepted():
     both = MessageSigner("orders", [NEW, OLD])
     assert both.signer == NEW.id
     assert both.close(b"x")[1 : 1 + KEY_ID_BYTES] == NEW.id
@@ -111,13 +111,13 @@ def test_the_first_key_signs_and_each_is_believed():
     assert (both.believes(OLD.id), both.believes(b"another.")) == (True, False)
 
 
-def test_a_key_that_is_not_known_is_named():
+def test_unknown_key_is_named():
     with pytest.raises(InvalidSignature, match=NEW.id.hex()) as found:
         MessageSigner("orders", [OLD]).open(MessageSigner("orders", [NEW]).close(b"x"))
     assert found.value.reason == "unknown_key"
 
 
-def test_another_secret_of_the_same_name_is_not_believed():
+def test_other_secret_of_the_same_name_is_rejected():
     twin = SigningKey(OLD.id, NEW.secret)
     assert (
         reason(MessageSigner("orders", [OLD]), MessageSigner("orders", [twin]).close(b"x"))
@@ -125,7 +125,7 @@ def test_another_secret_of_the_same_name_is_not_believed():
     )
 
 
-def test_there_is_no_way_between_signed_and_unsigned():
+def test_signed_and_unsigned_messages_are_never_confused():
     signed, unsigned = MessageSigner("orders", [OLD]), MessageSigner("orders")
     assert (signed.is_signed, unsigned.is_signed, unsigned.signer) == (True, False, b"")
     assert reason(signed, unsigned.close(b"x")) == "unsigned"
@@ -144,7 +144,7 @@ def test_keys_are_replaced_but_never_by_none():
     assert message_signer.signer == NEW.id
 
 
-def test_the_bytes_are_those_that_the_page_describes():
+def test_bytes_are_those_that_the_page_describes():
     """The page suffices to write, or to check, another client."""
     parts = (b"orders", b"command", b"node-1", b"the body")
     framed = len(parts).to_bytes(8, "big")
@@ -160,6 +160,6 @@ def test_no_secret_is_shown():
     assert "SSS" not in f"{key!r} {key} {MessageSigner('orders', [key])!r} {[key]} { ({'k': key}) }"
 
 
-def test_an_error_can_be_sent_to_another_process():
+def test_error_can_be_sent_to_another_process():
     error = pickle.loads(pickle.dumps(InvalidSignature("is not signed", "unsigned")))
     assert (str(error), error.reason) == ("is not signed", "unsigned")

@@ -100,14 +100,14 @@ def test_folders_without_rights_are_removed_and_links_are_not_followed(tmp_path)
     assert os.listdir(other) == ["file"]
 
 
-def test_what_is_gone_or_no_folder_is_left_alone(tmp_path):
+def test_missing_path_and_path_that_is_no_folder_are_left_alone(tmp_path):
     remove_tree(tmp_path / "gone")
     (tmp_path / "file").write_text("")
     remove_tree(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_walk_says_what_os_walk_says(tmp_path):
+def test_walk_equals_os_walk(tmp_path):
     for name in ("b/c", "a", "b/d/e"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_text("")
@@ -122,7 +122,7 @@ def test_walk_says_what_os_walk_says(tmp_path):
     assert list(walk(tmp_path / "gone")) == []
 
 
-def test_walk_passes_over_folders_that_its_caller_took_out(tmp_path):
+def test_walk_skips_folders_that_its_caller_removed(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     seen = []
     for path, folders, _ in walk(tmp_path):

@@ -36,7 +36,7 @@ def test_regular_file_is_appended_to(tmp_path):
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/full", path)])
-def test_something_else_is_moved_aside_by_who_writes_and_missing_to_who_reads(put, tmp_path):
+def test_other_entry_is_moved_aside_for_a_writer_and_missing_for_a_reader(put, tmp_path):
     path = tmp_path / "a"
     put(path)
     with pytest.raises(FileNotFoundError):
@@ -51,7 +51,7 @@ def test_something_else_is_moved_aside_by_who_writes_and_missing_to_who_reads(pu
     assert sorted(os.listdir(tmp_path)) == ["a", "a.not-a-file", "a.not-a-file-2"]
 
 
-def test_folder_that_is_gone_or_a_file_is_made_again(tmp_path):
+def test_missing_folder_or_file_in_its_place_is_replaced(tmp_path):
     path = tmp_path / "folder" / "a"
     with pytest.raises(FileNotFoundError):
         open_to_read(path)
@@ -68,7 +68,7 @@ def test_folder_that_is_gone_or_a_file_is_made_again(tmp_path):
     assert (tmp_path / "folder.not-a-file").read_text() == "a file"
 
 
-def test_file_and_folder_whose_rights_are_gone_are_written_by_their_owner(tmp_path, monkeypatch):
+def test_file_and_folder_without_rights_are_written_by_their_owner(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o711)
     folder = tmp_path / "trial"
@@ -122,9 +122,7 @@ def test_file_is_opened_while_its_folder_is_replaced_all_the_time(tmp_path):
             disturber.kill()
 
 
-def test_leased_file_is_not_waited_for_by_who_reads_and_moved_aside_by_who_writes(
-    tmp_path, monkeypatch
-):
+def test_leased_file_is_skipped_by_a_reader_and_moved_aside_by_a_writer(tmp_path, monkeypatch):
     monkeypatch.setattr(plain_files, "LEASE_S", 0.1)
     path = tmp_path / "a"
     with leased(path):
@@ -135,7 +133,7 @@ def test_leased_file_is_not_waited_for_by_who_reads_and_moved_aside_by_who_write
     assert sorted(os.listdir(tmp_path)) == ["a", "a.not-a-file"]
 
 
-def test_file_whose_lease_is_given_back_when_asked_for_is_appended_to(tmp_path):
+def test_file_whose_lease_is_returned_on_request_is_appended_to(tmp_path):
     """NFS and Samba servers give back leases in this way."""
     path = tmp_path / "a"
     path.write_text("1")

@@ -41,7 +41,7 @@ def reported(world):
 
 
 @pytest.mark.parity(47, 49)
-def test_each_form_is_called_as_it_wants(world):
+def test_each_form_of_function_is_called_by_its_signature(world):
     calls = []
 
     def plain(config):
@@ -63,7 +63,7 @@ def test_each_form_is_called_as_it_wants(world):
 
 
 @pytest.mark.parity(47)
-def test_an_unknown_argument_is_named_with_the_accepted_forms():
+def test_unknown_argument_is_named_with_the_accepted_forms():
     def train(config, dataset): ...
 
     with pytest.raises(TrainableError, match=r"train takes \(config, dataset\).*f\(config, report"):
@@ -85,7 +85,7 @@ def test_mixins_come_first_and_the_name_is_the_functions():
     assert wrap_function(functools.partial(train))._name == "func"
 
 
-def test_the_function_may_change_its_config(world):
+def test_function_may_change_its_config(world):
     config = {"layers": [1]}
 
     run(world, lambda config: config["layers"].append(2), config=config)
@@ -94,7 +94,7 @@ def test_the_function_may_change_its_config(world):
 
 
 @pytest.mark.parity(51)
-def test_what_is_returned_is_a_last_result_and_kept(world):
+def test_returned_value_is_a_last_result_and_kept(world):
     def train(config):
         report({"loss": 1.0})
         return {"loss": 0.5}
@@ -107,7 +107,7 @@ def test_what_is_returned_is_a_last_result_and_kept(world):
     assert reported(world) == [{"loss": 1.0}, {"loss": 0.5}, {"_metric": 0.25}, {"_metric": 3}]
 
 
-def test_what_a_generator_yields_is_reported(world):
+def test_yielded_values_are_reported(world):
     def train(config):
         yield {"loss": 1.0}
         yield 0.5
@@ -118,7 +118,7 @@ def test_what_a_generator_yields_is_reported(world):
 
 
 @pytest.mark.parity(18)
-def test_a_stopped_generator_unwinds_its_finally_blocks(world):
+def test_stopped_generator_unwinds_its_finally_blocks(world):
     ran = []
 
     def train(config):
@@ -135,13 +135,13 @@ def test_a_stopped_generator_unwinds_its_finally_blocks(world):
     assert ran == ["finally"]
 
 
-def test_something_else_that_is_returned_is_refused(world):
+def test_other_returned_value_is_rejected(world):
     with pytest.raises(TrainableError, match="returned or yielded list; return a number"):
         run(world, lambda config: [1, 2])
 
 
 @pytest.mark.parity(30)
-def test_a_function_without_results_fails_only_if_somebody_expects_one(world):
+def test_function_without_results_fails_only_if_a_metric_is_expected(world):
     run(world, lambda config: None)
 
     session = world.session(required_metrics=("loss",))
@@ -150,7 +150,7 @@ def test_a_function_without_results_fails_only_if_somebody_expects_one(world):
 
 
 @pytest.mark.parity(28)
-def test_a_trial_that_was_stopped_early_never_calls_the_function(world):
+def test_trial_that_was_stopped_early_never_calls_the_function(world):
     session = world.session()
     world.channel.notices.append(world.order(stop=True))
     called = []
@@ -161,7 +161,7 @@ def test_a_trial_that_was_stopped_early_never_calls_the_function(world):
     assert not called
 
 
-def test_a_function_that_swallows_its_end_has_ended_all_the_same(world):
+def test_function_that_swallows_its_end_has_ended_all_the_same(world):
     def train(config):
         while True:
             try:
@@ -176,7 +176,7 @@ def test_a_function_that_swallows_its_end_has_ended_all_the_same(world):
 
 
 @pytest.mark.parity(46)
-def test_an_error_while_the_end_unwinds_is_only_logged(world, caplog):
+def test_error_while_the_end_unwinds_is_only_logged(world, caplog):
     def train(config):
         try:
             report({"done": True})
@@ -190,19 +190,19 @@ def test_an_error_while_the_end_unwinds_is_only_logged(world, caplog):
 
 
 @pytest.mark.parity(34)
-def test_a_function_cannot_be_stepped():
+def test_function_cannot_be_stepped():
     with pytest.raises(TrainableError, match="as a whole"):
         wrap_function(lambda config: None)({}).train()
 
 
 @pytest.mark.parity(27)
-def test_the_bare_runner_wraps_nothing(world):
+def test_bare_runner_wraps_nothing(world):
     with active(world.session()), pytest.raises(TrainableError, match="wraps no function"):
         FunctionRunner({}).run()
 
 
 @pytest.mark.parity(27)
-def test_a_subclass_of_the_runner_defines_one_method(world):
+def test_subclass_of_the_runner_defines_one_method(world):
     class Own(FunctionRunner):
         def _trainable_func(self, config, reporter, checkpoint_dir):
             reporter(loss=config["lr"])
@@ -214,7 +214,7 @@ def test_a_subclass_of_the_runner_defines_one_method(world):
 
 
 @pytest.mark.parity(26)
-def test_the_module_level_report_works_from_setup_on(world):
+def test_module_level_report_works_from_setup_on(world):
     class Early:
         def setup(self, config):
             report({"said": "in setup"})
@@ -241,7 +241,7 @@ def test_execute_calls_with_the_runner():
 
 
 @pytest.mark.parity(12, 22)
-def test_the_reporter_reports_and_knows_the_trial(world):
+def test_reporter_reports_and_knows_the_trial(world):
     known = []
 
     def train(config, reporter):
@@ -258,7 +258,7 @@ def test_the_reporter_reports_and_knows_the_trial(world):
 
 
 @pytest.mark.parity(19, 20, 21, 33, 39)
-def test_a_path_set_as_checkpoint_goes_with_the_next_result_and_comes_back(world):
+def test_path_set_as_checkpoint_goes_with_the_next_result_and_comes_back(world):
     seen = []
 
     def train(config, reporter):
@@ -285,7 +285,7 @@ def test_a_path_set_as_checkpoint_goes_with_the_next_result_and_comes_back(world
 
 
 @pytest.mark.parity(38, 44)
-def test_a_dict_set_as_checkpoint_comes_back_as_a_dict(world):
+def test_dict_set_as_checkpoint_comes_back_as_a_dict(world):
     seen = []
 
     def train(config, reporter):
@@ -301,7 +301,7 @@ def test_a_dict_set_as_checkpoint_comes_back_as_a_dict(world):
 
 
 @pytest.mark.parity(43)
-def test_a_restored_checkpoint_is_not_reported_again(world):
+def test_restored_checkpoint_is_not_reported_again(world):
     def train(config):
         report({}, checkpoint=Checkpoint.from_dict({"epoch": 1}))
 
@@ -319,7 +319,7 @@ def test_a_restored_checkpoint_is_not_reported_again(world):
 
 
 @pytest.mark.parity(20, 40)
-def test_other_checkpoints_are_refused(world, tmp_path):
+def test_other_checkpoints_are_rejected(world, tmp_path):
     reporter = StatusReporter(world.session())
 
     with pytest.raises(CheckpointError, match=r"not in a checkpoint folder.*make_checkpoint_dir"):
@@ -331,7 +331,7 @@ def test_other_checkpoints_are_refused(world, tmp_path):
         reporter.set_checkpoint(os.path.join(folder, "never-written"))
 
 
-def test_of_two_checkpoints_before_a_report_the_newest_is_kept(world):
+def test_newest_of_two_checkpoints_before_a_report_is_kept(world):
     def train(config, reporter):
         for step in (1, 2):
             with checkpoint_dir(step=step) as folder:
@@ -346,7 +346,7 @@ def test_of_two_checkpoints_before_a_report_the_newest_is_kept(world):
 
 
 @pytest.mark.parity(46)
-def test_a_checkpoint_set_after_the_last_report_is_kept_at_the_end(world):
+def test_checkpoint_set_after_the_last_report_is_kept_at_the_end(world):
     def train(config, reporter):
         reporter(loss=1.0)
         reporter.set_checkpoint({"epoch": 1})
@@ -356,7 +356,7 @@ def test_a_checkpoint_set_after_the_last_report_is_kept_at_the_end(world):
     assert world.channel.kinds == ["ResultReported", "CheckpointCommitted"]
 
 
-def test_a_folder_that_we_did_not_make_is_never_removed(world):
+def test_folder_of_the_user_is_never_removed(world):
     def train(config, reporter):
         with checkpoint_dir(step=1) as folder:
             Path(folder, "model").write_text("1")
@@ -393,7 +393,7 @@ def test_saving_before_the_first_checkpoint_makes_a_null_one(world):
 
 
 @pytest.mark.parity(38, 39, 41)
-def test_a_saved_runner_can_be_restored(world):
+def test_saved_runner_can_be_restored(world):
     seen = []
 
     def train(config, checkpoint_dir=None):
@@ -416,13 +416,13 @@ def test_a_saved_runner_can_be_restored(world):
 
 
 @pytest.mark.parity(36)
-def test_a_function_is_not_saved_to_a_given_path():
+def test_function_is_not_saved_to_a_given_path():
     with pytest.raises(TrainableError, match="give no path"):
         wrap_function(lambda config: None)({}).save("/some/where")
 
 
 @pytest.mark.parity(6, 43)
-def test_a_null_checkpoint_in_the_store_means_a_fresh_start(world):
+def test_null_checkpoint_in_the_store_means_a_fresh_start(world):
     with active(world.session()) as session:
         folder = wrap_function(lambda config: None)({}).save()
         session.report({}, Checkpoint.from_directory(folder))
@@ -434,12 +434,12 @@ def test_a_null_checkpoint_in_the_store_means_a_fresh_start(world):
     assert session.progress.iteration == 0
 
 
-def test_files_that_were_not_asked_for_are_a_bug():
+def test_unexpected_files_are_a_bug():
     with pytest.raises(BugError):
         SavedCheckpoint(None, {}, None).given_back()
 
 
-def test_a_report_waits_inside_the_function(world):
+def test_report_waits_inside_the_function(world):
     def train(config):
         for _ in range(5):
             report({})

@@ -41,14 +41,14 @@ def blobs(tmp_path: Path) -> BlobFolder:
     return BlobFolder(tmp_path / "blobs")
 
 
-def test_a_function_gets_the_objects_with_every_call() -> None:
+def test_function_gets_the_objects_with_every_call() -> None:
     data = [1]
     bound = with_parameters(train, data=data)
     assert bound({"a": 1}) == ({"a": 1}, [1], 1)  # type: ignore[call-arg]
     assert bound({}, scale=3)[1] is data  # type: ignore[call-arg]
 
 
-def test_the_wrapper_looks_like_the_function_without_the_bound_arguments() -> None:
+def test_wrapper_has_the_signature_without_the_bound_arguments() -> None:
     bound = with_parameters(train, data=1)
     assert list(inspect.signature(bound).parameters) == ["config", "scale"]
     assert (bound.__name__, bound.__doc__, bound.__module__) == ("train", "Trains.", __name__)
@@ -56,7 +56,7 @@ def test_the_wrapper_looks_like_the_function_without_the_bound_arguments() -> No
     inspect.signature(bound).bind({}, scale=2)
 
 
-def test_an_argument_after_a_bound_one_does_not_slip_into_its_place() -> None:
+def test_argument_after_a_bound_one_keeps_its_position() -> None:
     bound = with_parameters(train, data=1)
     with pytest.raises(TypeError):
         bound({}, 7)
@@ -88,14 +88,14 @@ def test_methods_partials_and_callable_objects_can_be_bound() -> None:
     assert bound.__name__ == "Runner"  # type: ignore[attr-defined]
 
 
-def test_a_generator_function_still_yields() -> None:
+def test_generator_function_still_yields() -> None:
     def train(config: dict[str, Any], data: Any) -> Any:
         yield data
 
     assert list(with_parameters(train, data=1)({})) == [1]  # type: ignore[call-arg]
 
 
-def test_a_class_gets_the_objects_in_setup() -> None:
+def test_class_gets_the_objects_in_setup() -> None:
     bound = with_parameters(Model, data="d")
     assert issubclass(bound, Model)
     assert bound.__name__ == "Model"
@@ -113,7 +113,7 @@ def test_binding_again_adds_and_replaces() -> None:
     assert attached_to(twice).original is train
 
 
-def test_a_decorated_wrapper_is_a_trainable_of_its_own(blobs: BlobFolder) -> None:
+def test_decorated_wrapper_is_a_separate_trainable(blobs: BlobFolder) -> None:
     bound = with_parameters(train, data=1)
 
     @functools.wraps(bound)
@@ -134,12 +134,12 @@ def test_a_decorated_wrapper_is_a_trainable_of_its_own(blobs: BlobFolder) -> Non
         ("train", r"must be a function or a Trainable class, not 'train'"),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_right_ones(trainable: Any, message: str) -> None:
+def test_wrong_name_is_rejected_with_the_right_ones(trainable: Any, message: str) -> None:
     with pytest.raises(TrainableError, match=message):
         with_parameters(trainable, dat=1)
 
 
-def test_the_configuration_itself_cannot_be_bound() -> None:
+def test_configuration_argument_cannot_be_bound() -> None:
     with pytest.raises(TrainableError, match="no argument 'config' after the configuration"):
         with_parameters(train, config={})
 
@@ -148,13 +148,13 @@ def test_the_configuration_itself_cannot_be_bound() -> None:
 
 
 @pytest.mark.parametrize("trainable", [train, lambda config: "lambda", Model])
-def test_a_trainable_without_parameters_comes_back(trainable: Any, blobs: BlobFolder) -> None:
+def test_trainable_without_parameters_round_trips(trainable: Any, blobs: BlobFolder) -> None:
     back = load(ship(trainable, blobs))
     assert back.__name__ == trainable.__name__
     assert len(os.listdir(blobs.root)) == 1
 
 
-def test_functions_and_classes_come_back_bound(blobs: BlobFolder) -> None:
+def test_bound_functions_and_classes_round_trip(blobs: BlobFolder) -> None:
     objects = {"data": {"x": np.arange(3), "f": lambda x: x + 1}, "scale": 4}
     _, data, scale = load(ship(with_parameters(train, **objects), blobs))({})
     assert (list(data["x"]), data["f"](1), scale) == ([0, 1, 2], 2, 4)
@@ -163,14 +163,14 @@ def test_functions_and_classes_come_back_bound(blobs: BlobFolder) -> None:
     assert model.got[2] == 4
 
 
-def test_resources_stay_behind_and_parameters_travel(blobs: BlobFolder) -> None:
+def test_resources_are_not_sent_and_parameters_are(blobs: BlobFolder) -> None:
     wrapped = with_resources(with_parameters(train, data=1), {"cpu": 2})
     back = load(ship(wrapped, blobs))
     assert back({}) == ({}, 1, 1)
     assert resources_of(back, {}) == {"cpu": 1.0}
 
 
-def test_the_code_does_not_contain_the_objects(blobs: BlobFolder) -> None:
+def test_code_does_not_contain_the_objects(blobs: BlobFolder) -> None:
     ref = ship(with_parameters(train, data=np.zeros(2**20)), blobs)
     assert ref.size < 4096
 
@@ -186,7 +186,7 @@ def test_the_code_does_not_contain_the_objects(blobs: BlobFolder) -> None:
     ],
     ids=["contiguous", "fortran", "strided", "empty", "tiny"],
 )
-def test_arrays_come_back_equal_and_aligned(array: Any, blobs: BlobFolder) -> None:
+def test_arrays_round_trip_aligned(array: Any, blobs: BlobFolder) -> None:
     objects = {"pad": np.zeros(3, np.int8), "array": array}
     back = map_parameters(write_parameters(dump_parameters(objects), blobs))["array"]
     assert np.array_equal(back, array)
@@ -195,7 +195,7 @@ def test_arrays_come_back_equal_and_aligned(array: Any, blobs: BlobFolder) -> No
     assert not back.flags.writeable
 
 
-def test_objects_in_arrays_come_back_too(blobs: BlobFolder) -> None:
+def test_objects_in_arrays_round_trip(blobs: BlobFolder) -> None:
     array = np.array([{"a": 1}, None, (2,), "x"], dtype=object)[::2]
     assert list(map_parameters(write_parameters(dump_parameters({"a": array}), blobs))["a"]) == [
         {"a": 1},
@@ -228,7 +228,7 @@ def test_objects_are_written_once_for_all_experiments(
     assert len(load(second)({})[1]) == 1000
 
 
-def test_objects_are_written_again_when_the_first_folder_is_gone(
+def test_objects_are_written_again_when_the_first_folder_is_removed(
     blobs: BlobFolder, tmp_path: Path
 ) -> None:
     bound = with_parameters(train, data=[1])
@@ -237,13 +237,13 @@ def test_objects_are_written_again_when_the_first_folder_is_gone(
     assert load(ship(bound, BlobFolder(tmp_path / "other")))({})[1] == [1]
 
 
-def test_an_object_that_cannot_travel_is_named(blobs: BlobFolder) -> None:
+def test_object_that_cannot_be_pickled_is_named(blobs: BlobFolder) -> None:
     bound = with_parameters(train, data={"nets": [threading.Lock()]})
     with pytest.raises(TrainableError, match=r"'data' holds a _thread.lock at data\['nets'\]\[0\]"):
         ship(bound, blobs)
 
 
-def test_what_a_host_should_have_imported_is_known(blobs: BlobFolder) -> None:
+def test_modules_to_import_in_a_trial_process_are_known(blobs: BlobFolder) -> None:
     assert "numpy" in {
         name.partition(".")[0]
         for name in preload_of(ship(with_parameters(train, data=np.zeros(2)), blobs))
@@ -251,7 +251,7 @@ def test_what_a_host_should_have_imported_is_known(blobs: BlobFolder) -> None:
 
 
 @pytest.mark.parametrize("field", ["python", "cloudpickle"])
-def test_another_version_is_refused_with_both_named(
+def test_another_version_is_rejected_with_both_named(
     blobs: BlobFolder, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
     ref = ship(train, blobs)
@@ -262,7 +262,7 @@ def test_another_version_is_refused_with_both_named(
         load(ref)
 
 
-def test_what_is_no_trainable_is_refused(blobs: BlobFolder) -> None:
+def test_value_that_is_no_trainable_is_rejected(blobs: BlobFolder) -> None:
     with pytest.raises(StoreError, match="does not hold a trainable"):
         load(blobs.put(b"\xc1"))
     other = msgspec.msgpack.encode([99, "3.11", "3", b"", None])
@@ -273,7 +273,7 @@ def test_what_is_no_trainable_is_refused(blobs: BlobFolder) -> None:
 @pytest.mark.parametrize(
     "content", [b"x", b"TMQPAR01", b"TMQPAR02" + bytes(20), b"TMQPAR01" + bytes(7) + b"\1\xc1"]
 )
-def test_what_are_no_parameters_is_refused(blobs: BlobFolder, content: bytes) -> None:
+def test_invalid_parameters_are_rejected(blobs: BlobFolder, content: bytes) -> None:
     with pytest.raises(StoreError, match=r"does not hold parameters|are damaged"):
         map_parameters(blobs.put(content))
 
@@ -298,7 +298,7 @@ sys.stdin.readline()
 """
 
 
-def test_hosts_share_one_copy_of_an_array(blobs: BlobFolder) -> None:
+def test_processes_share_one_copy_of_an_array(blobs: BlobFolder) -> None:
     size = 64 * 2**20
 
     def give(config: dict[str, Any], data: Any) -> Any:

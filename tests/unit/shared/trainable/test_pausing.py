@@ -34,7 +34,7 @@ def kinds(world):
     return [kind.replace("Written", "Committed") for kind in world.channel.kinds]
 
 
-def test_a_pause_order_ends_a_wait_saves_and_says_so_last(world, log):
+def test_pause_order_ends_a_wait_saves_and_is_reported_last(world, log):
     run_trial(Counter, paused_at(world, 2))
 
     assert kinds(world) == ["ResultReported"] * 2 + ["CheckpointCommitted", "TrialPaused"]
@@ -42,7 +42,7 @@ def test_a_pause_order_ends_a_wait_saves_and_says_so_last(world, log):
     assert log == ["setup", "cleanup"]
 
 
-def test_a_paused_class_continues_with_its_counts(world):
+def test_paused_class_continues_with_its_counts(world):
     run_trial(Counter, paused_at(world, 3))
     run_trial(Counter, world.restored(stop=(Condition("training_iteration", 5),)))
 
@@ -52,14 +52,14 @@ def test_a_paused_class_continues_with_its_counts(world):
     assert results == [(1, 1, 1), (1, 2, 2), (1, 3, 3), (2, 4, 4), (2, 5, 5)]
 
 
-def test_what_was_saved_at_this_step_is_not_saved_again(world):
+def test_checkpoint_of_this_step_is_not_saved_again(world):
     run_trial(Counter, paused_at(world, 2, checkpoint_frequency=2))
 
     assert [kept.step for kept in world.channel.checkpoints] == [2]
     assert world.channel.kinds[-1] == "TrialPaused"
 
 
-def test_a_trial_that_is_paused_where_it_was_restored_saves_nothing(world):
+def test_trial_paused_where_it_was_restored_saves_nothing(world):
     run_trial(Counter, paused_at(world, 2))
     session = world.restored()
     world.channel.sent.clear()
@@ -70,7 +70,7 @@ def test_a_trial_that_is_paused_where_it_was_restored_saves_nothing(world):
     assert world.channel.kinds == ["TrialPaused"]
 
 
-def test_a_trial_that_is_paused_before_its_first_step_has_nothing_to_save(world):
+def test_trial_paused_before_its_first_step_has_nothing_to_save(world):
     session = world.session()
     world.channel.notices.append(world.order(pause=True))
 
@@ -79,7 +79,7 @@ def test_a_trial_that_is_paused_before_its_first_step_has_nothing_to_save(world)
     assert world.channel.kinds == ["TrialPaused"]
 
 
-def test_a_class_that_cannot_be_saved_fails_and_reads_why(world):
+def test_class_that_cannot_be_saved_fails_with_the_reason(world):
     class Forgetful(Trainable):
         def step(self):
             return {}
@@ -92,7 +92,7 @@ def test_a_class_that_cannot_be_saved_fails_and_reads_why(world):
     assert "use no scheduler that pauses trials" in world.channel.failure.error
 
 
-def test_a_checkpoint_that_cannot_be_kept_is_a_failure_in_a_pause_too(world, log):
+def test_checkpoint_that_cannot_be_kept_is_a_failure_in_a_pause_too(world, log):
     world.sink.error = StoreError("no room within 1800 s")
 
     run_trial(Counter, paused_at(world, 1, reuse=True))
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_a_failure_in_a_pause_too(world, log
     assert log == ["setup", "cleanup"]
 
 
-def test_a_stop_that_comes_while_a_pause_saves_counts_more(world, monkeypatch):
+def test_stop_during_the_save_of_a_pause_takes_precedence(world, monkeypatch):
     session = paused_at(world, 1)
     save = world.sink.save
 
@@ -116,7 +116,7 @@ def test_a_stop_that_comes_while_a_pause_saves_counts_more(world, monkeypatch):
     assert kinds(world) == ["ResultReported", "CheckpointCommitted"]
 
 
-def test_a_stop_counts_more_than_a_pause_in_one_order(world):
+def test_stop_takes_precedence_over_a_pause_in_one_order(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for.append(world.order(stop=True, pause=True))
 
@@ -125,7 +125,7 @@ def test_a_stop_counts_more_than_a_pause_in_one_order(world):
     assert world.channel.kinds == ["ResultReported"]
 
 
-def test_a_trial_that_is_done_is_finished_not_paused(world):
+def test_trial_that_is_done_is_finished_not_paused(world):
     session = world.session(stop=(Condition("training_iteration", 1),))
     world.channel.notices += [world.order(), world.order(pause=True)]
 
@@ -134,7 +134,7 @@ def test_a_trial_that_is_done_is_finished_not_paused(world):
     assert world.channel.kinds == ["ResultReported", "TrialFinished"]
 
 
-def test_a_pause_for_another_epoch_means_nothing(world):
+def test_pause_for_another_attempt_is_ignored(world):
     before = world.session()
     late = world.order(pause=True)
     session = world.session(stop=(Condition("training_iteration", 2),))
@@ -146,7 +146,7 @@ def test_a_pause_for_another_epoch_means_nothing(world):
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
-def test_a_paused_object_runs_another_trial_and_then_continues(world, log):
+def test_paused_object_runs_another_trial_and_then_continues(world, log):
     program = TrainableRunner()
     program.run(Counter, paused_at(world, 2, reuse=True))
     newest = world.channel.checkpoints[-1]
@@ -162,7 +162,7 @@ def test_a_paused_object_runs_another_trial_and_then_continues(world, log):
 
 
 @pytest.mark.parity(42, 45)
-def test_a_paused_trials_state_can_be_passed_on_in_memory(world, tmp_path):
+def test_paused_trials_state_can_be_passed_on_in_memory(world, tmp_path):
     run_trial(Counter, paused_at(world, 2))
     path = world.restored().restore()
     first = Counter(logdir=str(tmp_path / "first"))
@@ -186,7 +186,7 @@ def count(config):
         report({"n": n + 1}, checkpoint=Checkpoint.from_dict({"n": n + 1}))
 
 
-def test_a_paused_function_keeps_what_it_reported_and_continues(world):
+def test_paused_function_keeps_its_reports_and_continues(world):
     run_trial(count, paused_at(world, 2))
     assert kinds(world)[-2:] == ["CheckpointCommitted", "TrialPaused"]
 
@@ -196,7 +196,7 @@ def test_a_paused_function_keeps_what_it_reported_and_continues(world):
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
-def test_a_paused_function_unwinds_even_if_it_survives_every_exception(world):
+def test_paused_function_unwinds_even_if_it_catches_every_exception(world):
     ran = []
 
     def train(config):
@@ -215,7 +215,7 @@ def test_a_paused_function_unwinds_even_if_it_survives_every_exception(world):
     assert world.channel.kinds == ["ResultReported"] * 2 + ["TrialPaused"]
 
 
-def test_what_a_function_offers_while_it_is_paused_is_kept(world):
+def test_checkpoint_of_a_function_during_its_pause_is_kept(world):
     def train(config, reporter):
         try:
             for n in range(5):
@@ -231,7 +231,7 @@ def test_what_a_function_offers_while_it_is_paused_is_kept(world):
     assert Checkpoint(world.restored().restore()).to_dict() == {"n": 2}
 
 
-def test_what_cannot_be_kept_of_a_paused_function_is_a_failure(world):
+def test_failed_checkpoint_of_a_paused_function_is_a_failure(world):
     def train(config, reporter):
         try:
             reporter(n=1)
@@ -244,7 +244,7 @@ def test_what_cannot_be_kept_of_a_paused_function_is_a_failure(world):
     assert world.channel.failure.kind == "storage"
 
 
-def test_an_error_of_a_function_that_is_being_paused_is_only_logged(world, caplog):
+def test_error_of_a_function_that_is_being_paused_is_only_logged(world, caplog):
     def train(config):
         try:
             report({})
@@ -257,7 +257,7 @@ def test_an_error_of_a_function_that_is_being_paused_is_only_logged(world, caplo
     assert "the file is closed already" in caplog.text
 
 
-def test_a_function_that_is_paused_at_once_is_not_called(world):
+def test_function_that_is_paused_at_once_is_not_called(world):
     session = world.session()
     world.channel.notices.append(world.order(pause=True))
     called = []
@@ -268,7 +268,7 @@ def test_a_function_that_is_paused_at_once_is_not_called(world):
     assert world.channel.kinds == ["TrialPaused"]
 
 
-def test_a_horizon_that_grew_with_the_pause_does_not_matter(world):
+def test_horizon_that_grew_with_the_pause_does_not_matter(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for.append(world.order(up_to(9), pause=True))
 
@@ -281,7 +281,7 @@ def test_a_horizon_that_grew_with_the_pause_does_not_matter(world):
 # --- preemption, with time to save ----------------------------------------------------------------
 
 
-def test_a_function_that_gives_way_runs_on_to_its_next_checkpoint(world):
+def test_preempted_function_runs_to_its_next_checkpoint(world):
     def train(config):
         for n in range(1, 9):
             report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}) if n % 3 == 0 else None)
@@ -294,7 +294,7 @@ def test_a_function_that_gives_way_runs_on_to_its_next_checkpoint(world):
     assert kinds(world)[-2:] == ["CheckpointCommitted", "TrialPaused"]
 
 
-def test_a_function_that_gives_way_is_still_told_how_far_it_may_go(world):
+def test_preempted_function_is_still_told_its_horizon(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for += [
         world.order(up_to(1), pause=True, at_checkpoint=True),
@@ -306,7 +306,7 @@ def test_a_function_that_gives_way_is_still_told_how_far_it_may_go(world):
     assert world.channel.kinds == ["ResultReported"] * 2
 
 
-def test_a_function_that_has_just_saved_gives_way_at_once(world):
+def test_preempted_function_that_has_just_saved_pauses_at_once(world):
     run_trial(count, paused_at(world, 2))
     session = world.restored()
     world.channel.sent.clear()
@@ -316,7 +316,7 @@ def test_a_function_that_has_just_saved_gives_way_at_once(world):
     assert world.channel.kinds == ["TrialPaused"]
 
 
-def test_a_class_that_gives_way_saves_at_once(world):
+def test_preempted_class_saves_at_once(world):
     session = world.session(run_until=up_to(2))
     world.channel.waited_for.append(world.order(up_to(2), pause=True, at_checkpoint=True))
     run_trial(Counter, session)

@@ -27,7 +27,7 @@ class Asks(Plain):
 
 
 @pytest.mark.parity(85)
-def test_who_asks_for_nothing_gets_one_cpu() -> None:
+def test_trial_without_a_request_gets_one_cpu() -> None:
     assert resources_of(train, {}) == {"cpu": 1.0}
     assert resources_of(Plain, {}) == {"cpu": 1.0}
     assert resources_of(Asks, {}) == {"cpu": 1.0}
@@ -65,21 +65,21 @@ def test_requests_in_all_forms_mean_amounts_by_name(request_: Any, amounts: Any)
 
 
 @pytest.mark.parity(85)
-def test_a_class_says_itself_what_it_needs() -> None:
+def test_class_may_state_its_resources() -> None:
     assert resources_of(Asks, {"needs": {"cpu": 3}}) == {"cpu": 3.0}
     needs = PlacementGroupFactory([{"GPU": 1}])
     assert resources_of(Asks, {"needs": needs}) == {"gpu": 1.0}
 
 
 @pytest.mark.parity(85)
-def test_to_say_it_twice_is_an_error_that_tells_to_clear_one() -> None:
+def test_two_requests_are_an_error_that_says_to_clear_one() -> None:
     wrapped = with_resources(Asks, {"cpu": 1})
     assert resources_of(wrapped, {}) == {"cpu": 1.0}
     with pytest.raises(ConfigError, match=r"Asks.default_resource_request.*clear one"):
         resources_of(wrapped, {"needs": {"cpu": 3}})
 
 
-def test_the_original_is_not_changed_and_the_last_request_counts() -> None:
+def test_original_is_not_changed_and_the_last_request_counts() -> None:
     once = with_resources(train, {"cpu": 2})
     twice = with_resources(once, {"cpu": 3})
     assert resources_of(train, {}) == {"cpu": 1.0}
@@ -92,7 +92,7 @@ def test_the_original_is_not_changed_and_the_last_request_counts() -> None:
     assert wrapped.__name__ == "Plain"
 
 
-def test_resources_and_parameters_go_together_in_either_order() -> None:
+def test_resources_and_parameters_combine_in_either_order() -> None:
     for wrapped in (
         with_resources(with_parameters(train, data=[1]), {"cpu": 2}),
         with_parameters(with_resources(train, {"cpu": 2}), data=[1]),
@@ -125,17 +125,17 @@ def test_resources_and_parameters_go_together_in_either_order() -> None:
         (None, r"resources=None.*give a dict"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(request_: Any, message: str) -> None:
+def test_unavailable_resource_is_rejected_by_name(request_: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         with_resources(train, request_)
 
 
-def test_a_function_that_returns_nonsense_is_found_when_asked() -> None:
+def test_invalid_result_of_a_resource_function_is_rejected_when_it_is_called() -> None:
     with pytest.raises(ConfigError, match="must be a dict or PlacementGroupFactory, not 7"):
         resources_of(with_resources(train, lambda config: 7), {})  # type: ignore[arg-type,return-value]
 
 
-def test_only_something_that_can_run_gets_resources() -> None:
+def test_only_trainables_get_resources() -> None:
     with pytest.raises(TrainableError, match=r"with_resources: .*not 'train'"):
         with_resources("train", {"cpu": 1})  # type: ignore[type-var]
 
@@ -152,12 +152,12 @@ def test_only_something_that_can_run_gets_resources() -> None:
         (([{"CPU": 0}],), "must need something"),
     ],
 )
-def test_bundles_that_no_node_can_give_are_refused(arguments: Any, message: str) -> None:
+def test_bundles_that_no_node_can_give_are_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PlacementGroupFactory(*arguments)
 
 
-def test_placement_groups_compare_by_what_they_ask_for() -> None:
+def test_placement_groups_compare_by_their_resources() -> None:
     group = PlacementGroupFactory([{"CPU": 1}], strategy="STRICT_PACK")
     assert group == PlacementGroupFactory([{"CPU": 1}], strategy="STRICT_PACK")
     assert group != PlacementGroupFactory([{"CPU": 1}])

@@ -31,7 +31,7 @@ def steps(world):
     return [(event.step, event.metrics.get("total")) for event in world.channel.results]
 
 
-def test_a_class_is_stepped_until_its_stop_criterion(world, log):
+def test_class_is_stepped_until_its_stop_criterion(world, log):
     run_trial(Counter, world.session({"from": 10}, stop=THREE_STEPS))
 
     assert steps(world) == [(1, 11), (2, 12), (3, 13)]
@@ -49,7 +49,7 @@ def test_checkpoints_are_kept_at_their_frequency_and_at_the_end(world):
     assert list((world.folder / "trial").iterdir()) == []
 
 
-def test_the_last_step_is_not_kept_twice(world):
+def test_last_step_is_not_kept_twice(world):
     session = world.session(stop=THREE_STEPS, checkpoint_frequency=3, checkpoint_at_end=True)
     run_trial(Counter, session)
 
@@ -57,7 +57,7 @@ def test_the_last_step_is_not_kept_twice(world):
 
 
 @pytest.mark.parity(102)
-def test_a_result_can_ask_for_a_checkpoint(world):
+def test_result_can_ask_for_a_checkpoint(world):
     class Asking(Counter):
         def step(self):
             return super().step() | {"should_checkpoint": self.total == 2}
@@ -67,14 +67,14 @@ def test_a_result_can_ask_for_a_checkpoint(world):
     assert [kept.step for kept in world.channel.checkpoints] == [2]
 
 
-def test_a_restored_class_continues(world):
+def test_restored_class_continues(world):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
     run_trial(Counter, world.restored(stop=(Condition("training_iteration", 5),)))
 
     assert steps(world)[-2:] == [(4, 4), (5, 5)]
 
 
-def test_a_stopped_class_saves_if_that_is_due_and_says_nothing_more(world, log):
+def test_stopped_class_saves_if_a_save_is_due_and_sends_nothing_more(world, log):
     session = world.session(run_until=up_to(2), checkpoint_at_end=True)
     world.channel.waited_for.append(world.order(stop=True))
 
@@ -84,7 +84,7 @@ def test_a_stopped_class_saves_if_that_is_due_and_says_nothing_more(world, log):
     assert log == ["setup", "cleanup"]
 
 
-def test_a_restored_class_that_is_stopped_at_once_saves_nothing(world):
+def test_restored_class_that_is_stopped_at_once_saves_nothing(world):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
     sent = len(world.channel.sent)
     session = world.restored(checkpoint_at_end=True)
@@ -96,7 +96,7 @@ def test_a_restored_class_that_is_stopped_at_once_saves_nothing(world):
 
 
 @pytest.mark.parity(32, 175, 182)
-def test_a_function_that_returns_is_finished_without_another_result(world):
+def test_function_that_returns_is_finished_without_another_result(world):
     def train(config):
         report({"loss": 1.0})
 
@@ -108,7 +108,7 @@ def test_a_function_that_returns_is_finished_without_another_result(world):
 
 
 @pytest.mark.parity(48)
-def test_a_function_continues_from_its_checkpoint(world):
+def test_function_continues_from_its_checkpoint(world):
     def train(config):
         kept = get_checkpoint()
         first = 0 if kept is None else kept.to_dict()["epoch"]
@@ -128,7 +128,7 @@ def test_a_function_continues_from_its_checkpoint(world):
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
-def test_a_stopped_function_says_nothing_more(world):
+def test_stopped_function_sends_nothing_more(world):
     session = world.session()
     world.channel.notices.append(world.order(stop=True))
 
@@ -137,7 +137,7 @@ def test_a_stopped_function_says_nothing_more(world):
     assert world.channel.sent == []
 
 
-def test_an_error_while_being_stopped_is_only_logged(world, caplog):
+def test_error_while_being_stopped_is_only_logged(world, caplog):
     session = world.session(run_until=up_to(1), checkpoint_at_end=True)
     world.channel.waited_for.append(world.order(stop=True))
     world.sink.error = StoreError("full")
@@ -149,7 +149,7 @@ def test_an_error_while_being_stopped_is_only_logged(world, caplog):
 
 
 @pytest.mark.parity(24, 177)
-def test_an_exception_is_told_with_the_users_traceback_first(world):
+def test_exception_is_reported_with_the_users_traceback_first(world):
     def train(config):
         raise ValueError("lr must\nbe positive")
 
@@ -167,7 +167,7 @@ def test_an_exception_is_told_with_the_users_traceback_first(world):
 
 @pytest.mark.parity(25)
 @pytest.mark.parametrize("code", [0, None])
-def test_leaving_with_exit_code_zero_is_a_clean_end(world, code):
+def test_exit_with_code_zero_is_a_clean_end(world, code):
     run_trial(lambda config: sys.exit(code), world.session())
 
     assert world.channel.kinds == ["TrialFinished"]
@@ -196,7 +196,7 @@ def test_any_other_exception_is_a_failure_that_names_it(world, error, line):
     ("error", "kind"),
     [(MemoryError(), "memory"), (RuntimeError("CUDA out of memory. Tried"), "cuda_memory")],
 )
-def test_memory_that_ran_out_is_a_failure_of_a_kind_of_its_own(world, error, kind):
+def test_memory_error_is_a_failure_of_kind_memory(world, error, kind):
     def train(config):
         raise error
 
@@ -205,7 +205,7 @@ def test_memory_that_ran_out_is_a_failure_of_a_kind_of_its_own(world, error, kin
     assert world.channel.failure.kind == kind
 
 
-def test_an_unusable_metric_is_a_failure_of_kind_metric(world):
+def test_unusable_metric_is_a_failure_of_kind_metric(world):
     run_trial(lambda config: report({"x": 1}), world.session(required_metrics=("loss",)))
 
     assert world.channel.failure.kind == "metric"
@@ -213,7 +213,7 @@ def test_an_unusable_metric_is_a_failure_of_kind_metric(world):
 
 
 @pytest.mark.parity(106)
-def test_a_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
+def test_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
     world.sink.error = StoreError("no space left on /data")
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
 
 @pytest.mark.parity(135)
 @pytest.mark.parametrize("trainable", [Counter, lambda config: report({})])
-def test_a_checkpoint_that_cannot_be_read_is_a_failure_of_kind_restore(world, trainable):
+def test_checkpoint_that_cannot_be_read_is_a_failure_of_kind_restore(world, trainable):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
     session = world.restored()
     world.sink.error = CheckpointCorrupt("model does not match its hash")
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure_of_kind_restore(world, tr
 
 
 @pytest.mark.parity(135)
-def test_a_load_checkpoint_that_raises_is_a_failure_of_kind_restore(world, log):
+def test_load_checkpoint_that_raises_is_a_failure_of_kind_restore(world, log):
     class Broken(Counter):
         def load_checkpoint(self, checkpoint):
             raise KeyError("optimizer")
@@ -250,13 +250,13 @@ def test_a_load_checkpoint_that_raises_is_a_failure_of_kind_restore(world, log):
     assert log[-1] == "cleanup"
 
 
-def test_something_that_is_no_trainable_is_a_failure(world):
+def test_value_that_is_no_trainable_is_a_failure(world):
     run_trial(dict, world.session())
 
     assert "dict is not a trainable" in world.channel.failure.error
 
 
-def test_a_cleanup_that_raises_is_only_logged(world, caplog):
+def test_cleanup_that_raises_is_only_logged(world, caplog):
     class Untidy(Counter):
         def cleanup(self):
             raise RuntimeError("already closed")
@@ -283,7 +283,7 @@ def test_log_result_sees_each_complete_result(world):
 # --- reuse ---
 
 
-def test_a_reusable_object_runs_the_next_trial(world, log):
+def test_reusable_object_runs_the_next_trial(world, log):
     program = TrainableRunner()
     program.run(Counter, world.session({"from": 0}, stop=THREE_STEPS, reuse=True))
     program.run(Counter, world.session({"from": 50}, stop=THREE_STEPS, reuse=True))
@@ -295,7 +295,7 @@ def test_a_reusable_object_runs_the_next_trial(world, log):
     assert log == ["setup", "reset", "cleanup"]
 
 
-def test_a_reused_object_can_be_restored(world):
+def test_reused_object_can_be_restored(world):
     program = TrainableRunner()
     session = world.session(stop=THREE_STEPS, reuse=True, checkpoint_at_end=True)
     program.run(Counter, session)
@@ -305,7 +305,7 @@ def test_a_reused_object_can_be_restored(world):
     assert steps(world)[-1] == (4, 4)
 
 
-def test_an_object_that_refuses_to_be_reset_is_replaced(world, log):
+def test_object_that_rejects_a_reset_is_replaced(world, log):
     program = TrainableRunner()
     program.run(Counter, world.session(stop=THREE_STEPS, reuse=True))
     program.run(Counter, world.session({"refuse": True}, stop=THREE_STEPS))
@@ -314,7 +314,7 @@ def test_an_object_that_refuses_to_be_reset_is_replaced(world, log):
     assert world.channel.kinds.count("TrialFinished") == 2
 
 
-def test_an_object_of_another_class_or_of_a_failed_trial_is_not_reused(world, log):
+def test_object_of_another_class_or_of_a_failed_trial_is_not_reused(world, log):
     class Failing(Counter):
         def step(self):
             raise ValueError
@@ -327,7 +327,7 @@ def test_an_object_of_another_class_or_of_a_failed_trial_is_not_reused(world, lo
     assert log == ["setup", "cleanup"] * 3
 
 
-def test_a_reset_that_raises_fails_the_trial_and_drops_the_object(world, log):
+def test_reset_that_raises_fails_the_trial_and_drops_the_object(world, log):
     class Fragile(Counter):
         def reset_config(self, new_config):
             raise ValueError("cannot")
@@ -344,7 +344,7 @@ def test_a_reset_that_raises_fails_the_trial_and_drops_the_object(world, log):
 # --- the text of a failure ------------------------------------------------------------------------
 
 
-def test_the_line_of_an_error_is_short_and_can_be_sent():
+def test_line_of_an_error_is_short_and_can_be_sent():
     class Mute(Exception):
         def __str__(self):
             raise RuntimeError
@@ -356,7 +356,7 @@ def test_the_line_of_an_error_is_short_and_can_be_sent():
     assert "characters ..." in long
 
 
-def test_a_traceback_is_bounded():
+def test_traceback_is_bounded():
     assert len(traceback_text(ValueError("x" * 10**6))) <= 64 * 1024
 
 

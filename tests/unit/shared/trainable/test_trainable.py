@@ -77,7 +77,7 @@ def test_train_steps_once_and_fills_in_the_automatic_keys(tmp_path):
 
 @pytest.mark.parity(41, 169)
 @pytest.mark.parametrize("form", ["folder", "dict", "path"])
-def test_a_restored_object_continues_from_what_was_saved(tmp_path, form):
+def test_restored_object_continues_from_its_saved_state(tmp_path, form):
     config = {"as": form}
     before = Counter(config, logdir=str(tmp_path))
     before.train()
@@ -94,21 +94,21 @@ def test_a_restored_object_continues_from_what_was_saved(tmp_path, form):
     assert (result["iterations_since_restore"], result["timesteps_total"]) == (1, 30)
 
 
-def test_a_checkpoint_goes_to_a_folder_named_by_its_iteration(tmp_path):
+def test_checkpoint_goes_to_a_folder_named_by_its_iteration(tmp_path):
     counter = Counter(logdir=str(tmp_path))
     counter.train()
 
     assert counter.save() == str(tmp_path / "checkpoint_000001")
 
 
-def test_a_path_outside_of_the_checkpoint_is_refused(tmp_path):
+def test_path_outside_the_checkpoint_is_rejected(tmp_path):
     counter = Counter({"as": "elsewhere"})
 
     with pytest.raises(CheckpointError, match="which is not in"):
         counter.save(str(tmp_path / "saved"))
 
 
-def test_damaged_notes_are_named(tmp_path):
+def test_damaged_metadata_is_named(tmp_path):
     counter = Counter()
     folder = counter.save(str(tmp_path / "saved"))
     Path(folder, ".tune_metadata.json").write_text("{")
@@ -117,7 +117,7 @@ def test_damaged_notes_are_named(tmp_path):
         counter.restore(folder)
 
 
-def test_a_foreign_folder_is_the_state_of_an_untrained_model(tmp_path):
+def test_foreign_folder_is_the_state_of_an_untrained_model(tmp_path):
     (tmp_path / "total").write_text("40")
     counter = Counter()
 
@@ -147,12 +147,12 @@ def test_reset_makes_a_new_trial_of_the_same_object():
     assert counter.get_state()["training_iteration"] == 1
 
 
-def test_by_default_an_object_cannot_be_reset():
+def test_object_cannot_be_reset_by_default():
     assert Trainable().reset({}) is False
 
 
 @pytest.mark.parity(169)
-def test_what_is_not_defined_is_named():
+def test_undefined_method_is_named():
     class Empty(Trainable):
         pass
 
@@ -165,7 +165,7 @@ def test_what_is_not_defined_is_named():
         empty.restore(empty.logdir)
 
 
-def test_a_step_returns_a_dict():
+def test_step_must_return_a_dict():
     class Scalar(Trainable):
         def step(self):
             return 0.5
@@ -174,7 +174,7 @@ def test_a_step_returns_a_dict():
         Scalar().train()
 
 
-def test_unusable_metrics_of_a_step_are_refused():
+def test_unusable_metrics_of_a_step_are_rejected():
     class Odd(Trainable):
         def step(self):
             return {"m": {1, 2}}
@@ -184,7 +184,7 @@ def test_unusable_metrics_of_a_step_are_refused():
 
 
 @pytest.mark.parity(171)
-def test_a_slow_setup_is_told_about_reuse(monkeypatch, caplog):
+def test_slow_setup_is_reported_with_advice_about_reuse(monkeypatch, caplog):
     times = iter([0.0, 11.0])
     monkeypatch.setattr(trainable_module.time, "monotonic", lambda: next(times))
     with caplog.at_level(logging.INFO):
@@ -195,7 +195,7 @@ def test_a_slow_setup_is_told_about_reuse(monkeypatch, caplog):
 
 
 @pytest.mark.parity(171)
-def test_the_advice_about_a_slow_setup_is_seen_where_no_logging_is_set_up(monkeypatch, caplog):
+def test_advice_about_a_slow_setup_is_seen_without_logging_setup(monkeypatch, caplog):
     times = iter([0.0, 11.0])
     monkeypatch.setattr(trainable_module.time, "monotonic", lambda: next(times))
     Counter()
@@ -238,7 +238,7 @@ def test_export_formats_are_checked(tmp_path):
 
 
 @pytest.mark.parity(88)
-def test_an_object_knows_its_trial(tmp_path):
+def test_object_knows_its_trial(tmp_path):
     with active(World(tmp_path).session()):
         counter = Counter()
 
@@ -247,7 +247,7 @@ def test_an_object_knows_its_trial(tmp_path):
     assert counter.logdir == str(tmp_path / "trial")
 
 
-def test_outside_of_a_trial_it_has_a_folder_of_its_own():
+def test_object_outside_a_trial_has_a_separate_folder():
     counter = Counter()
 
     assert (counter.trial_id, counter.trial_name, counter.trial_resources) == (
@@ -259,7 +259,7 @@ def test_outside_of_a_trial_it_has_a_folder_of_its_own():
 
 
 @pytest.mark.parity(169)
-def test_classes_may_ask_for_resources_and_advise():
+def test_classes_may_request_resources_and_give_advice():
     assert Trainable.default_resource_request({}) is None
     assert Trainable.resource_help({}) == ""
 
@@ -292,7 +292,7 @@ class Callable_:  # noqa: N801  an instance of it is the trainable
         functools.partial(lambda config, data: None, data=None),
     ],
 )
-def test_these_are_trainables(trainable):
+def test_valid_trainables_are_recognized(trainable):
     validate_trainable(trainable)
 
 
@@ -314,6 +314,6 @@ async def coroutine(config): ...
         (max, "max"),
     ],
 )
-def test_these_are_not(trainable, words):
+def test_other_values_are_not_trainables(trainable, words):
     with pytest.raises(TrainableError, match=f"(?s){words}"):
         validate_trainable(trainable)

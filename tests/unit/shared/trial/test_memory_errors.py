@@ -39,7 +39,7 @@ TensorFlowError = a_class(
         MemoryError("std::bad_alloc: out_of_memory: CUDA error at: /rmm/mr/device.hpp"),
     ],
 )
-def test_a_gpu_whose_memory_ran_out_is_named(error):
+def test_gpu_memory_error_is_recognized(error):
     assert kind_of(error) == "cuda_memory"
 
 
@@ -52,12 +52,12 @@ def test_a_gpu_whose_memory_ran_out_is_named(error):
         TensorFlowError("OOM when allocating tensor on /job:localhost/device:CPU:0"),
     ],
 )
-def test_memory_of_the_machine_that_ran_out_is_named(error):
+def test_machine_memory_error_is_recognized(error):
     assert kind_of(error) == "memory"
 
 
 @pytest.mark.parametrize(("devices", "kind"), [("0", "cuda_memory"), ("", "memory")])
-def test_what_xla_says_is_a_gpus_where_there_is_one(monkeypatch, devices, kind):
+def test_xla_memory_error_is_a_gpus_where_there_is_one(monkeypatch, devices, kind):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     for said in ("Out of memory while trying to allocate 8 bytes.", "Failed to allocate request"):
         assert kind_of(XlaError(f"RESOURCE_EXHAUSTED: {said}")) == kind
@@ -77,11 +77,11 @@ class Unreadable(Exception):
         Unreadable(),
     ],
 )
-def test_other_errors_are_none_of_these(error):
+def test_other_errors_are_not_memory_errors(error):
     assert kind_of(error) == ""
 
 
-def test_what_an_error_was_raised_from_counts_and_what_was_handled_before_does_not():
+def test_cause_of_an_error_counts_and_an_error_handled_before_does_not():
     caused, later = ValueError("training failed"), KeyError("batch_size")
     caused.__cause__ = MemoryError()
     later.__context__ = MemoryError()
@@ -100,7 +100,7 @@ def test_what_an_error_was_raised_from_counts_and_what_was_handled_before_does_n
         "ResourceExhaustedError: OOM when allocating tensor with shape[9] on /device:GPU:0 by",
     ],
 )
-def test_a_line_that_says_so_is_found_among_others(line):
+def test_line_with_a_memory_error_is_found_among_others(line):
     assert says_cuda_memory(f"step 1\n{line}\ntorchrun: a rank has failed\n")
 
 
@@ -114,7 +114,7 @@ def test_a_line_that_says_so_is_found_among_others(line):
         "OOM when allocating tensor\nits device:GPU:0",
     ],
 )
-def test_other_lines_do_not_say_so(line):
+def test_other_lines_are_not_memory_errors(line):
     assert not says_cuda_memory(line)
 
 
@@ -127,5 +127,5 @@ def test_other_lines_do_not_say_so(line):
         ("ValueError: shapes do not match", False),
     ],
 )
-def test_an_error_that_says_no_more_than_that_a_child_failed_is_known(error, is_so):
+def test_error_that_only_reports_a_failed_child_is_recognized(error, is_so):
     assert is_of_a_child(error) is is_so

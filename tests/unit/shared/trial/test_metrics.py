@@ -51,7 +51,7 @@ class EagerTensor:
 
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), plain))
-def test_plain_values_pass_unchanged_and_survive_the_wire(metrics):
+def test_plain_values_pass_unchanged_and_round_trip(metrics):
     checked = check_metrics(metrics, step=1)
     event = ResultReported("t", 1, 1, checked, 0.0, 0.0, 0.0, 0.0, 1)
 
@@ -59,7 +59,7 @@ def test_plain_values_pass_unchanged_and_survive_the_wire(metrics):
     assert decode_node_event(encode(event)).metrics == metrics
 
 
-def test_what_is_reported_is_copied():
+def test_reported_dict_is_copied():
     inner = {"a": 1}
     given_metrics = {"loss": 1.0, "inner": inner}
 
@@ -117,14 +117,14 @@ def test_keys_that_are_enums_of_strings_become_strings():
         ([0, {"a": {3}}], ["'m[1]/a'", "set"]),
     ],
 )
-def test_f25_other_values_are_refused_with_key_and_fix(value, words):
+def test_f25_other_values_are_rejected_with_key_and_fix(value, words):
     with pytest.raises(MetricError) as caught:
         check_metrics({"m": value}, step=7)
 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_a_dict_that_holds_itself_is_refused():
+def test_dict_that_contains_itself_is_rejected():
     metrics: dict = {}
     metrics["m"] = {"again": metrics}
 
@@ -132,12 +132,12 @@ def test_a_dict_that_holds_itself_is_refused():
         check_metrics(metrics, step=1)
 
 
-def test_a_key_that_is_no_string_is_refused():
+def test_key_that_is_no_string_is_rejected():
     with pytest.raises(MetricError, match=r"name 0 \(int\).*str\(0\)"):
         check_metrics({0: 1.0}, step=1)
 
 
-def test_a_missing_required_metric_names_what_was_reported_and_who_waits():
+def test_missing_required_metric_names_the_reported_ones_and_its_user():
     with pytest.raises(MetricError) as caught:
         check_metrics({"acc": 1.0}, required=("loss",), step=3)
 
@@ -146,14 +146,14 @@ def test_a_missing_required_metric_names_what_was_reported_and_who_waits():
     assert "TuneConfig" in str(caught.value)
 
 
-def test_a_nested_metric_counts_as_there():
+def test_nested_metric_counts_as_present():
     metrics = {"eval": {"loss": 1.0}}
 
     assert check_metrics(metrics, ("eval/loss",), ("eval/loss",), step=1) == metrics
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
-def test_a_metric_that_is_not_finite_is_refused_where_it_is_optimised(value):
+def test_metric_that_is_not_finite_is_rejected_where_it_is_optimised(value):
     with pytest.raises(MetricError, match=r"'loss' is -?(nan|inf) at step 2.*nonfinite='worst'"):
         check_metrics({"loss": value}, finite=("loss",), step=2)
 
@@ -161,18 +161,18 @@ def test_a_metric_that_is_not_finite_is_refused_where_it_is_optimised(value):
 
 
 @pytest.mark.parametrize("value", ["0.1", None, [0.1]])
-def test_an_optimised_metric_has_to_be_a_number(value):
+def test_optimised_metric_has_to_be_a_number(value):
     for roles in ({"required": ("loss",)}, {"finite": ("loss",)}):
         with pytest.raises(MetricError, match=r"'loss' is .* at step 1.*report a number"):
             check_metrics({"loss": value}, **roles, step=1)
 
 
-def test_a_string_under_a_stop_criterion_is_refused():
+def test_string_under_a_stop_criterion_is_rejected():
     with pytest.raises(MetricError, match=r"'acc' is 'high' \(str\) at step 1"):
         check_comparable({"acc": "high"}, ("acc", "other"), step=1)
 
 
-def test_a_lone_number_gets_a_name():
+def test_single_number_gets_a_name():
     assert named(0.5) == {"_metric": 0.5}
     assert named(np.float32(0.5)) == {"_metric": np.float32(0.5)}
     with pytest.raises(MetricError, match="takes a dict of metrics"):

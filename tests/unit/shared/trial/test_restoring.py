@@ -51,7 +51,7 @@ def trained(world, trainable):
 
 
 @pytest.mark.parametrize("trainable", [Counter, count])
-def test_the_newest_whole_checkpoint_is_taken_and_each_damaged_one_is_told_of(
+def test_newest_undamaged_checkpoint_is_used_and_each_damaged_one_reported(
     world, trainable, caplog
 ):
     keys = trained(world, trainable)
@@ -72,7 +72,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_each_damaged_one_is_told_of(
 
 @pytest.mark.parity(135)
 @pytest.mark.parametrize("trainable", [Counter, count])
-def test_when_none_is_whole_the_failure_names_all_of_them(world, trainable):
+def test_failure_names_all_checkpoints_if_all_are_damaged(world, trainable):
     keys = trained(world, trainable)
     world.sink.damaged.update(keys)
     session = world.restored()
@@ -90,7 +90,7 @@ def test_when_none_is_whole_the_failure_names_all_of_them(world, trainable):
 
 @pytest.mark.parity(135)
 @pytest.mark.parametrize("trainable", [Counter, count])
-def test_a_store_that_is_away_is_no_damage_and_no_older_checkpoint_is_taken(world, trainable):
+def test_store_that_is_away_is_no_damage_and_no_older_checkpoint_is_used(world, trainable):
     trained(world, trainable)
     session = world.restored()
     world.channel.sent.clear()
@@ -103,7 +103,7 @@ def test_a_store_that_is_away_is_no_damage_and_no_older_checkpoint_is_taken(worl
     assert "did not answer" in world.channel.failure.error
 
 
-def test_a_null_checkpoint_is_a_fresh_start_and_nothing_older_is_taken(world):
+def test_null_checkpoint_is_a_fresh_start_and_no_older_one_is_used(world):
     with active(world.session()) as session:
         session.report({}, Checkpoint.from_dict({}))
         session.report({}, Checkpoint(make_null_checkpoint(str(world.folder))))
@@ -111,14 +111,14 @@ def test_a_null_checkpoint_is_a_fresh_start_and_nothing_older_is_taken(world):
     assert world.restored().restore() is None
 
 
-def test_without_candidates_a_trial_starts_afresh(world):
+def test_trial_without_candidates_starts_afresh(world):
     assert world.session().restore() is None
 
 
 # --- a trial's own checkpoints, while it runs ---
 
 
-def test_a_written_checkpoint_is_asked_for_by_the_hash_of_what_was_written(tmp_path):
+def test_written_checkpoint_is_requested_by_its_written_hash(tmp_path):
     world = World(tmp_path, has_cache=True)
     with active(world.session()):
         report({}, checkpoint=Checkpoint.from_dict({"n": 1}))
@@ -130,7 +130,7 @@ def test_a_written_checkpoint_is_asked_for_by_the_hash_of_what_was_written(tmp_p
     assert world.sink.opened == [CheckpointRef("trial/1-1", "", 1, written="sha")]
 
 
-def test_a_trials_own_newest_checkpoint_that_is_damaged_is_told_of_and_not_replaced(world):
+def test_damaged_newest_checkpoint_of_the_trial_is_reported_and_not_replaced(world):
     def train(config):
         for n in (1, 2):
             report({}, checkpoint=Checkpoint.from_dict({"n": n}))

@@ -30,7 +30,7 @@ def event(metrics: dict, **changes) -> ResultReported:
 
 
 @pytest.mark.parity(89, 115, 170, 183)
-def test_a_complete_result_has_every_automatic_key():
+def test_complete_result_has_every_automatic_key():
     frame = ResultTemplate(STARTED, {"lr": 0.1}, experiment_id="e1", experiment_tag="0_lr=0.1")
 
     result = full_result(event({"mean_loss": 2.0}), frame)
@@ -60,7 +60,7 @@ def test_a_complete_result_has_every_automatic_key():
     }
 
 
-def test_automatic_keys_stand_over_metrics_of_the_same_name():
+def test_automatic_keys_override_metrics_of_the_same_name():
     frame = ResultTemplate(STARTED, {})
 
     result = full_result(event({"pid": "mine", "training_iteration": 77, "x": 1}), frame)
@@ -68,7 +68,7 @@ def test_automatic_keys_stand_over_metrics_of_the_same_name():
     assert (result["pid"], result["training_iteration"], result["x"]) == (4321, 3, 1)
 
 
-def test_the_date_follows_the_second():
+def test_date_follows_the_second():
     frame = ResultTemplate(STARTED, {})
     dates = [
         full_result(event({}, timestamp=second), frame)["date"]
@@ -78,7 +78,7 @@ def test_the_date_follows_the_second():
     assert dates[0] == dates[1] < dates[2]
 
 
-def test_a_reported_neg_mean_loss_stands():
+def test_reported_neg_mean_loss_is_kept():
     assert measured(event({"mean_loss": 2.0, "neg_mean_loss": 5}))["neg_mean_loss"] == 5
     assert "neg_mean_loss" not in measured(event({"mean_loss": None}))
 
@@ -93,7 +93,7 @@ def test_timesteps_and_episodes_add_up():
     assert second.timesteps_since_restore == 150
 
 
-def test_reported_totals_stand():
+def test_reported_totals_are_kept():
     progress = TrialProgress()
 
     said = progress.advance("t1", 1, {"timesteps_total": 1000, "episodes_total": 10}, 0.1)
@@ -103,7 +103,7 @@ def test_reported_totals_stand():
 
 
 @pytest.mark.parity(14)
-def test_a_reported_iteration_time_counts():
+def test_reported_iteration_time_counts():
     said = TrialProgress().advance("t1", 1, {"time_this_iter_s": 9}, 0.1)
 
     assert (said.time_this_iter_s, said.time_total_s, said.time_since_restore) == (9.0, 9.0, 9.0)
@@ -125,7 +125,7 @@ def test_done_is_taken_from_the_metrics():
         {"done": "yes"},
     ],
 )
-def test_an_automatic_key_with_nonsense_is_refused_and_nothing_is_counted(metrics):
+def test_invalid_automatic_key_is_rejected_and_not_counted(metrics):
     progress = TrialProgress()
 
     with pytest.raises(MetricError, match=r"at step 1, but this key is automatic"):
@@ -134,7 +134,7 @@ def test_an_automatic_key_with_nonsense_is_refused_and_nothing_is_counted(metric
     assert progress.state() == TrialProgress().state()
 
 
-def test_another_training_iteration_is_warned_of_once(caplog):
+def test_another_training_iteration_causes_one_warning(caplog):
     progress = TrialProgress()
     with caplog.at_level(logging.WARNING):
         steps = [
@@ -147,7 +147,7 @@ def test_another_training_iteration_is_warned_of_once(caplog):
 
 
 @pytest.mark.parity(171)
-def test_a_restore_keeps_totals_and_counts_the_rest_from_zero():
+def test_restore_keeps_totals_and_counts_the_rest_from_zero():
     before = TrialProgress()
     before.advance("t1", 1, {"timesteps_this_iter": 10}, 2.0)
     after = TrialProgress()

@@ -73,7 +73,7 @@ def test_waiting_and_saving_do_not_count_into_the_next_iteration(world, monkeypa
 
 
 @pytest.mark.parity(15)
-def test_a_trial_runs_ahead_to_its_horizon_and_waits_there(world):
+def test_trial_runs_to_its_horizon_and_waits_there(world):
     session = world.session(run_until=up_to(3))
     session.report({})
     session.report({})
@@ -84,7 +84,7 @@ def test_a_trial_runs_ahead_to_its_horizon_and_waits_there(world):
 
 
 @pytest.mark.parity(129)
-def test_a_trial_continues_only_when_the_horizon_has_grown_beyond_its_result(world):
+def test_trial_continues_only_when_the_horizon_is_beyond_its_result(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for += [world.order(up_to(1)), world.order(up_to(2))]
 
@@ -93,7 +93,7 @@ def test_a_trial_continues_only_when_the_horizon_has_grown_beyond_its_result(wor
     assert not world.channel.waited_for
 
 
-def test_a_horizon_may_be_a_metric(world):
+def test_horizon_may_be_a_metric(world):
     session = world.session(run_until=(Condition("eval/acc", 0.9),))
     session.report({"eval": {"acc": 0.5}})
 
@@ -101,7 +101,7 @@ def test_a_horizon_may_be_a_metric(world):
         session.report({"eval": {"acc": 0.95}})
 
 
-def test_an_order_for_another_epoch_is_ignored(world):
+def test_order_for_another_attempt_is_ignored(world):
     session = world.session()
     world.channel.notices.append(TrialOrder("t1", 77, (), stop=True))
 
@@ -111,7 +111,7 @@ def test_an_order_for_another_epoch_is_ignored(world):
 
 
 @pytest.mark.parity(18)
-def test_a_stop_order_unwinds_and_runs_finally_blocks(world):
+def test_stop_order_unwinds_and_runs_finally_blocks(world):
     session = world.session()
     world.channel.notices.append(world.order(stop=True))
     ran = []
@@ -132,7 +132,7 @@ def test_a_stop_order_unwinds_and_runs_finally_blocks(world):
 
 
 @pytest.mark.parity(18)
-def test_a_stop_order_ends_a_wait(world):
+def test_stop_order_ends_a_wait(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for.append(world.order(stop=True))
 
@@ -140,7 +140,7 @@ def test_a_stop_order_ends_a_wait(world):
         session.report({})
 
 
-def test_a_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
+def test_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
     session = world.session()
     world.channel.notices.append(world.order(stop=True))
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_a_swallowed_stop_is_raised_again_and_nothing_more_is_sent(world):
 
 
 @pytest.mark.parity(98)
-def test_a_stop_criterion_ends_the_trial_at_the_exact_step(world):
+def test_stop_criterion_ends_the_trial_at_the_exact_step(world):
     session = world.session(stop=(Condition("acc", 0.9), Condition("training_iteration", 100)))
     session.report({"acc": 0.5})
     with pytest.raises(TrialDoneExit):
@@ -189,7 +189,7 @@ def test_done_in_a_report_ends_the_trial(world):
 
 
 @pytest.mark.parity(99)
-def test_a_stop_criterion_that_no_result_has_is_warned_of_once(world, caplog):
+def test_stop_criterion_missing_in_results_causes_one_warning(world, caplog):
     session = world.session(stop=(Condition("accuracy", 0.9),))
     with caplog.at_level(logging.WARNING):
         session.report({"acc": 1.0})
@@ -201,7 +201,7 @@ def test_a_stop_criterion_that_no_result_has_is_warned_of_once(world, caplog):
 
 
 @pytest.mark.parity(33, 69, 136)
-def test_the_result_comes_before_the_checkpoint_that_contains_it(world, tmp_path):
+def test_result_precedes_the_checkpoint_that_contains_it(world, tmp_path):
     session = world.session(stop=(Condition("training_iteration", 1),))
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "model").write_text("weights")
@@ -218,7 +218,7 @@ def test_the_result_comes_before_the_checkpoint_that_contains_it(world, tmp_path
 
 
 @pytest.mark.parity(106)
-def test_a_checkpoint_that_cannot_be_kept_raises_after_its_result(world):
+def test_checkpoint_that_cannot_be_kept_raises_after_its_result(world):
     session = world.session()
     world.sink.error = StoreError("the disk is full")
 
@@ -228,14 +228,14 @@ def test_a_checkpoint_that_cannot_be_kept_raises_after_its_result(world):
     assert world.channel.kinds == ["ResultReported"]
 
 
-def test_something_else_in_place_of_a_checkpoint_is_refused_before_anything_is_sent(world):
+def test_value_in_place_of_a_checkpoint_is_rejected_before_anything_is_sent(world):
     with active(world.session()), pytest.raises(CheckpointError, match="from_directory"):
         report({}, checkpoint="/some/where")
 
     assert not world.channel.sent
 
 
-def test_a_refused_report_counts_nothing(world):
+def test_rejected_report_counts_nothing(world):
     session = world.session(finite_metrics=("loss",), stop=(Condition("acc", 1.0),))
     for bad in ({"loss": float("nan")}, {}, {"loss": 1.0, "acc": "x"}, {"loss": 1, "done": "x"}):
         with pytest.raises(MetricError):
@@ -258,7 +258,7 @@ def test_automatic_keys_can_be_required(world):
         session.report({"mean_loss": float("nan")})
 
 
-def test_a_restored_trial_counts_on_and_finds_its_checkpoint(world):
+def test_restored_trial_continues_its_counts_and_finds_its_checkpoint(world):
     before = world.session()
     before.report({"timesteps_this_iter": 7, "time_this_iter_s": 2})
     before.report({"time_this_iter_s": 2}, Checkpoint.from_dict({"attempt": 2}))
@@ -277,7 +277,7 @@ def test_a_restored_trial_counts_on_and_finds_its_checkpoint(world):
     assert len(world.channel.checkpoints) == 1
 
 
-def test_get_checkpoint_gives_the_newest_one(world):
+def test_get_checkpoint_returns_the_newest_one(world):
     with active(world.session()):
         assert get_checkpoint() is None
         for attempt in (1, 2):
@@ -289,7 +289,7 @@ def test_get_checkpoint_gives_the_newest_one(world):
 
 
 @pytest.mark.parity(88)
-def test_the_context_names_the_trial(world):
+def test_context_names_the_trial(world):
     with active(world.session(trial_number=3)):
         context = get_context()
 
@@ -305,13 +305,13 @@ def test_the_context_names_the_trial(world):
 
 
 @pytest.mark.parity(13)
-def test_outside_of_a_trial_the_functions_say_what_to_do():
+def test_functions_outside_a_trial_say_what_to_do():
     for function in (lambda: report({}), get_context, get_checkpoint):
         with pytest.raises(TuneError, match=r"outside of a trial.*Tuner"):
             function()
 
 
-def test_a_report_may_be_a_number_or_keywords(world):
+def test_report_accepts_a_number_or_keywords(world):
     with active(world.session()):
         report(0.5)
         report({"a": 1}, b=2)
@@ -320,7 +320,7 @@ def test_a_report_may_be_a_number_or_keywords(world):
     assert [r.metrics for r in world.channel.results] == [{"_metric": 0.5}, {"a": 1, "b": 2}, {}]
 
 
-def test_a_forked_child_cannot_report_for_its_trial(world, monkeypatch):
+def test_forked_child_cannot_report_for_its_trial(world, monkeypatch):
     session = world.session()
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
@@ -328,12 +328,12 @@ def test_a_forked_child_cannot_report_for_its_trial(world, monkeypatch):
         session.report({})
 
 
-def test_an_order_without_a_start_makes_no_session(world):
+def test_order_without_a_start_makes_no_session(world):
     with pytest.raises(BugError):
         TrialSession(world.order(), {}, world.channel, world.sink)
 
 
-def test_a_session_is_current_only_while_it_is_active(world):
+def test_session_is_current_only_while_it_is_active(world):
     outer, inner = world.session(), world.session()
     with active(outer):
         with active(inner):
@@ -343,7 +343,7 @@ def test_a_session_is_current_only_while_it_is_active(world):
     assert [result.attempt for result in world.channel.results] == [2, 1]
 
 
-def test_importing_what_runs_a_trial_imports_no_library():
+def test_imports_of_the_trial_runner_load_no_library():
     heavy = {"numpy", "torch", "celery", "redis", "minio", "optuna", "pandas"}
     modules = "tunemq_shared.trial.session, tunemq_shared.trainable.run_trial"
     code = f"import sys, {modules}; print(*sys.modules)"
@@ -356,7 +356,7 @@ def test_importing_what_runs_a_trial_imports_no_library():
     assert not {name.partition(".")[0] for name in done.stdout.split()} & heavy
 
 
-def test_a_trial_does_not_wait_at_a_step_that_an_earlier_epoch_reported(world, monkeypatch):
+def test_trial_does_not_wait_at_a_step_that_an_earlier_attempt_reported(world, monkeypatch):
     """No scheduler would release it: the result is dropped, whatever horizon its times reach."""
     clock = Clock(monkeypatch)
     ten_seconds = (Condition("time_total_s", 10.0),)
@@ -371,7 +371,7 @@ def test_a_trial_does_not_wait_at_a_step_that_an_earlier_epoch_reported(world, m
 
 
 @pytest.mark.timeout(120)
-def test_reports_of_several_threads_follow_one_another(world, tmp_path):
+def test_reports_of_several_threads_are_serialized(world, tmp_path):
     (tmp_path / "files").mkdir()
     checkpoint = Checkpoint.from_directory(str(tmp_path / "files"))
 

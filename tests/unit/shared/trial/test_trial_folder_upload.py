@@ -47,11 +47,11 @@ def send(folder: Path, *, attempt: int = 1, objects: Objects | None = None, **ho
     return objects
 
 
-def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folder):
+def test_files_go_below_the_trials_name_except_links_and_empty_output(folder):
     assert send(folder).there == {"train_a/stdout.1": b"hello\n", "train_a/plots/a.png": b"png"}
 
 
-def test_each_attempt_s_output_is_beside_the_others(folder):
+def test_output_of_each_attempt_is_beside_the_others(folder):
     assert send(folder, attempt=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
 
 
@@ -73,7 +73,7 @@ def test_send_folder_after_a_kill_during_save_leaves_unfinished_checkpoints_out(
     }
 
 
-def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
+def test_files_beyond_the_limit_stay_out_and_the_largest_is_named(folder):
     (folder / "big").write_bytes(bytes(2**20))
     objects = Objects()
     with pytest.raises(StoreError, match=r"1 files were not sent.*take 100 KiB.*big \(1 MiB\)"):
@@ -82,7 +82,7 @@ def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
 
 
 @pytest.mark.parametrize("name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl"])
-def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder, name):
+def test_send_folder_names_reserved_for_the_scheduler_are_left_out_and_reported(folder, name):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("x")
     (folder / "plots" / "journal").write_text("a file of that name is no folder")
@@ -93,7 +93,7 @@ def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder,
     assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
 
 
-def test_send_folder_names_that_are_too_long_are_left_out_and_told(folder):
+def test_send_folder_names_that_are_too_long_are_left_out_and_reported(folder):
     long = "/".join(["d" * 200] * 6)
     (folder / long).mkdir(parents=True)
     (folder / long / "f").write_text("x")
@@ -103,13 +103,13 @@ def test_send_folder_names_that_are_too_long_are_left_out_and_told(folder):
     assert objects.there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
 
 
-def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
+def test_file_being_written_is_left_to_the_next_upload(folder):
     objects = Objects()
     objects.changes = {"stdout.1"}
     assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
 
 
-def test_a_folder_that_was_never_made_is_empty(tmp_path):
+def test_folder_that_was_never_created_is_empty(tmp_path):
     assert send(tmp_path / "none").there == {}
 
 

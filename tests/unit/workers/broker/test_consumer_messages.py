@@ -49,7 +49,7 @@ def rejected(message):
     return told.value.reason
 
 
-def test_what_a_scheduler_sends_is_let_through():
+def test_messages_of_a_scheduler_are_accepted():
     passed = json.loads(check_task(message_of("cGF5bG9hZA==")))
     assert passed["headers"]["task"] == "tunemq.run_steps"
     body = json.loads(base64.b64decode(passed["body"]))
@@ -59,7 +59,7 @@ def test_what_a_scheduler_sends_is_let_through():
 
 @pytest.mark.parametrize("part", ["top", "headers", "properties", "canvas"])
 @pytest.mark.parametrize("more", ['{"__type__": "nope", "__value__": 1}', "9" * 5_000])
-def test_s01_celery_is_given_nothing_that_was_not_looked_at(part, more):
+def test_s01_celery_receives_only_checked_messages(part, more):
     canvas = {"x": "MORE"} if part == "canvas" else None
     made = json.loads(message_of("cGF5bG9hZA==", canvas=canvas))
     if part == "canvas":
@@ -99,7 +99,7 @@ def test_s01_celery_is_given_nothing_that_was_not_looked_at(part, more):
         {"canvas": {"chord": {"task": "x"}}},
     ],
 )
-def test_s01_no_other_message_comes_to_celery(changes):
+def test_s01_no_other_message_reaches_celery(changes):
     assert rejected(message_of("cGF5bG9hZA==", **changes)) == "unreadable"
 
 
@@ -112,16 +112,16 @@ def test_s01_arguments_are_one_string():
     "message",
     [b"", b"nonsense", b"{}", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000],
 )
-def test_s15_what_is_no_json_or_too_deep_is_refused(message):
+def test_s15_invalid_or_too_deep_json_is_rejected(message):
     assert rejected(message) == "unreadable"
 
 
-def test_s15_a_body_that_is_too_deep_is_refused():
+def test_s15_body_that_is_too_deep_is_rejected():
     made = json.loads(message_of("a"))
     deep = copy.deepcopy(made)
     deep["body"] = base64.b64encode(b"[" * 100_000).decode()
     assert rejected(json.dumps(deep).encode()) == "unreadable"
 
 
-def test_s15_what_is_too_long_is_not_parsed():
+def test_s15_message_that_is_too_long_is_not_parsed():
     assert rejected(b"[" * (limits.TASK_BYTES + 1)) == "oversized"

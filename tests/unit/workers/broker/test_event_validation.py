@@ -84,7 +84,7 @@ def process():
     return Process()
 
 
-def test_a_node_passes_on_what_a_process_says_as_it_is(process):
+def test_node_forwards_valid_events_unchanged(process):
     said = [
         result(1),
         CheckpointCommitted("t", 1, 1, 1, KEY, "a" * 64, 10),
@@ -100,14 +100,14 @@ def test_a_node_passes_on_what_a_process_says_as_it_is(process):
     assert process.node.done == []
 
 
-def test_an_attempt_may_begin_at_any_step_and_counts_on_from_there(process):
+def test_attempt_may_begin_at_any_step_and_counts_from_there(process):
     process.say(result(7), result(8))
     process.say(result(8))
     assert "step (training_iteration) 8, expected 9" in process.rejected()
 
 
 @pytest.mark.parametrize("step", [1, 3, 6, 2**53])
-def test_a_process_that_does_not_count_its_results_one_by_one_has_its_trial_failed(process, step):
+def test_process_that_skips_a_result_number_has_its_trial_failed(process, step):
     process.say(result(4), result(step))
     assert f"step (training_iteration) {step}, expected 5" in process.rejected()
 
@@ -149,7 +149,7 @@ TEXT = "x" * (2**20 + 1)
         ("metrics", None),
     ],
 )
-def test_a_result_with_a_field_outside_its_bounds_ends_its_trial_and_names_it(
+def test_result_with_a_field_outside_its_bounds_ends_its_trial_and_names_the_field(
     process, field, value
 ):
     fields = msgspec.structs.asdict(result()) | {field: value}
@@ -206,7 +206,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (CheckpointDamaged("t", 1, KEY, TEXT, ""), "'reason'"),
     ],
 )
-def test_an_event_that_its_process_may_not_send_ends_its_trial_only(process, event, said):
+def test_event_that_its_process_may_not_send_ends_only_its_trial(process, event, said):
     process.say(event if isinstance(event, bytes) else encode(event))
     assert said in process.rejected()
 
@@ -224,7 +224,7 @@ def test_an_event_that_its_process_may_not_send_ends_its_trial_only(process, eve
         ("printed", [0]),
     ],
 )
-def test_a_start_with_a_field_outside_its_bounds_ends_its_trial_and_names_it(field, value):
+def test_start_with_a_field_outside_its_bounds_ends_its_trial_and_names_the_field(field, value):
     process = Process.__new__(Process)
     process.node = Node()
     process.node.begin("t")
@@ -233,7 +233,7 @@ def test_a_start_with_a_field_outside_its_bounds_ends_its_trial_and_names_it(fie
     assert f"'{field}'" in process.rejected()
 
 
-def test_a_result_before_the_start_of_its_trial_is_refused():
+def test_result_before_the_start_of_its_trial_is_rejected():
     process = Process.__new__(Process)
     process.node = Node()
     process.node.begin("t")
@@ -257,19 +257,19 @@ def test_a_result_before_the_start_of_its_trial_is_refused():
         (result(), "'kind'"),
     ],
 )
-def test_an_ending_that_cannot_be_ends_its_trial_in_another_way(process, ending, said):
+def test_impossible_end_of_a_trial_ends_it_in_another_way(process, ending, said):
     process.end(ending)
     assert said in process.rejected()
 
 
-def test_a_trial_that_was_told_to_pause_may_say_so_even_if_the_order_has_changed_since(process):
+def test_paused_trial_may_report_its_pause_even_if_the_order_has_changed_since(process):
     process.node.supervisor.give_up()
     process.node.supervisor.obey([order("t", start()), order("other", start())])
     process.end(TrialPaused("t", 1))
     assert process.events == [TrialPaused("t", 1)]
 
 
-def test_results_after_a_trial_s_end_are_dropped_with_their_process(process):
+def test_results_after_the_end_of_a_trial_are_dropped_with_their_process(process):
     process.say(result(1))
     process.end(TrialFinished("t", 1))
     process.say(result(2))
@@ -279,7 +279,7 @@ def test_results_after_a_trial_s_end_are_dropped_with_their_process(process):
     assert process.events == [result(1), TrialFinished("t", 1), SlotFreed("t", 1)]
 
 
-def test_a_process_may_say_that_what_it_is_restored_from_is_damaged():
+def test_process_may_report_that_its_restored_checkpoint_is_damaged():
     refs = [CheckpointRef("u/checkpoint_3-000002", "", 2), CheckpointRef("u/checkpoint_1-1", "", 1)]
     process = Process(restore=tuple(refs))
     said = CheckpointDamaged("t", 1, refs[0].key, "torn", refs[1].key)
@@ -288,7 +288,7 @@ def test_a_process_may_say_that_what_it_is_restored_from_is_damaged():
     assert process.events == [said, own]
 
 
-def test_a_process_cannot_commit_what_the_node_uploads():
+def test_process_cannot_commit_a_checkpoint_that_the_node_uploads():
     process = Process(store="s3://bucket/x")
     process.say(CheckpointCommitted("t", 1, 1, 1, KEY, "", 1))
     assert "the node uploads this trial's checkpoints" in process.rejected()
@@ -300,7 +300,7 @@ def test_checkpoints_of_an_attempt_have_growing_numbers(process):
     assert "has the number (n) 1, and 1 came before" in process.rejected()
 
 
-def test_a_process_that_is_used_again_speaks_of_its_new_trial_only():
+def test_reused_process_reports_only_its_new_trial():
     process = Process(reuse=True)
     process.say(result(1))
     process.end(TrialFinished("t", 1))
@@ -313,7 +313,7 @@ def test_a_process_that_is_used_again_speaks_of_its_new_trial_only():
     assert "names trial 't', attempt 1, and its process runs trial 'next'" in failed.error
 
 
-def test_frames_before_one_that_is_none_are_taken_in_first(process):
+def test_frames_before_an_invalid_one_are_accepted(process):
     ours, theirs = socket.socketpair()
     said = []
     connection = FrameConnection(
@@ -331,7 +331,7 @@ def test_frames_before_one_that_is_none_are_taken_in_first(process):
     assert said[2:] == ["end"]
 
 
-def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
+def test_link_that_another_process_still_writes_to_is_drained():
     ours, theirs = socket.socketpair()
     said = []
     connection = FrameConnection(
@@ -361,7 +361,7 @@ def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
 
 
 @pytest.mark.parametrize("value", ["abc", None, [1], {"a": 1}, math.nan, -math.inf, "missing"])
-def test_result_whose_metric_cannot_be_compared_ends_its_trial_only(value):
+def test_result_whose_metric_cannot_be_compared_ends_only_its_trial(value):
     process = Process(required_metrics=("loss",), finite_metrics=("loss",))
     metrics = {"other": 1} if value == "missing" else {"loss": value}
     process.say(result(1, {"loss": 1.5}), result(2, metrics))
@@ -369,7 +369,7 @@ def test_result_whose_metric_cannot_be_compared_ends_its_trial_only(value):
 
 
 @pytest.mark.parametrize("field", ["stop", "run_until"])
-def test_result_that_a_stop_criterion_cannot_compare_ends_its_trial_only(field):
+def test_result_that_a_stop_criterion_cannot_compare_ends_only_its_trial(field):
     compared = (Condition("loss", 3.0),)
     process = Process(stop=compared if field == "stop" else ())
     if field == "run_until":
@@ -390,7 +390,7 @@ def test_automatic_keys_may_be_the_metric_and_criteria():
     assert [event.step for event in process.events] == [1, 2]
 
 
-def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
+def test_process_that_asks_and_does_not_read_is_reported_once():
     ours, theirs = socket.socketpair()
     kinds = []
 
@@ -422,6 +422,6 @@ def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
     theirs.close()
 
 
-def test_process_that_does_not_read_ends_its_trial_only(process):
+def test_process_that_does_not_read_ends_only_its_trial(process):
     process.node.supervisor.said("h1", frames.UNREAD, b"")
     assert "does not read" in process.rejected()

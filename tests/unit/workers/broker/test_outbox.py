@@ -65,7 +65,7 @@ def test_events_are_numbered_from_one(spool):
     assert [outbox.add(event(n)) for n in (1, 2, 3)] == [1, 2, 3]
 
 
-def test_what_was_handed_out_is_not_handed_out_again(spool):
+def test_events_that_were_taken_are_not_returned_again(spool):
     outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 3)
     assert numbers(outbox.take(9)) == [1, 2, 3]
@@ -75,20 +75,20 @@ def test_what_was_handed_out_is_not_handed_out_again(spool):
     assert numbers(outbox.take(9)) == [4, 5]
 
 
-def test_a_lone_event_travels_in_a_batch_of_its_own(spool):
+def test_single_event_is_sent_in_a_separate_batch(spool):
     outbox = Outbox(MemoryBudget(spool))
     for n in range(1, 6):
         fill(outbox, 1)
         assert numbers(outbox.take(1)) == [n]
 
 
-def test_batches_end_at_their_size(spool):
+def test_batches_end_at_their_size_limit(spool):
     outbox = Outbox(MemoryBudget(spool))
     fill(outbox, BLOCK_EVENTS + 1)
     assert [batch.count for batch in outbox.take(9)] == [BLOCK_EVENTS, 1]
 
 
-def test_numbers_continue_where_an_earlier_outbox_ended(spool):
+def test_numbers_continue_after_those_of_an_earlier_outbox(spool):
     outbox = Outbox(MemoryBudget(spool), last=41)
     fill(outbox, 2)
     outbox.rewind()
@@ -102,7 +102,7 @@ def test_a_large_event_ends_its_batch(spool):
     assert [batch.count for batch in outbox.take(9)] == [1, 1]
 
 
-def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
+def test_rewind_returns_all_events_that_are_not_journalled(spool):
     outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 3 * BLOCK_EVENTS)
     outbox.take(99)
@@ -111,7 +111,7 @@ def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
     assert numbers(outbox.take(99)) == list(range(BLOCK_EVENTS + 1, 3 * BLOCK_EVENTS + 1))
 
 
-def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
+def test_rewind_to_an_event_returns_it_again_and_never_goes_forward(spool):
     outbox = Outbox(MemoryBudget(spool))
     fill(outbox, 2 * BLOCK_EVENTS)
     outbox.rewind(BLOCK_EVENTS + 5)
@@ -121,7 +121,7 @@ def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
     assert outbox.take(1)[0].first <= BLOCK_EVENTS + 5
 
 
-def test_released_events_take_no_room(spool):
+def test_released_events_use_no_space(spool):
     budget = MemoryBudget(spool)
     outbox = Outbox(budget)
     fill(outbox, 5 * BLOCK_EVENTS)
@@ -133,7 +133,7 @@ def test_released_events_take_no_room(spool):
     assert numbers(outbox.take(1)) == [5 * BLOCK_EVENTS + 1]
 
 
-def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
+def test_events_that_exceed_memory_go_to_disk_and_come_back(spool):
     budget = MemoryBudget(spool, memory_bytes=100_000)
     outbox = Outbox(budget)
     fill(outbox, 20 * BLOCK_EVENTS)
@@ -144,7 +144,7 @@ def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
     assert not spool.pieces
 
 
-def test_what_is_handed_out_and_not_journalled_is_bounded(spool):
+def test_events_taken_and_not_journalled_are_bounded(spool):
     outbox = Outbox(MemoryBudget(spool), sent_bytes=50_000)
     fill(outbox, 20 * BLOCK_EVENTS)
     taken = numbers(outbox.take(99))
@@ -157,7 +157,7 @@ def test_what_is_handed_out_and_not_journalled_is_bounded(spool):
     assert numbers(outbox.take(99))[0] == taken[-1] + 1
 
 
-def test_a_full_outbox_says_so_until_something_is_journalled(spool):
+def test_full_outbox_reports_it_until_an_event_is_journalled(spool):
     budget = MemoryBudget(spool, memory_bytes=10_000, limit_bytes=100_000)
     outbox = Outbox(budget)
     while not budget.is_full_for(outbox):
@@ -183,7 +183,7 @@ def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
     assert not budget.is_full_for(outbox)
 
 
-def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
+def test_outboxes_share_memory_and_the_largest_moves_to_disk(spool):
     budget = MemoryBudget(spool, memory_bytes=100_000)
     large, small = Outbox(budget), Outbox(budget)
     fill(large, 4 * BLOCK_EVENTS)
@@ -198,9 +198,7 @@ def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(s
 
 
 @pytest.mark.parametrize("has_disk", [True, False], ids=["disk", "no disk"])
-def test_only_outboxes_that_hold_more_than_their_share_of_a_full_budget_have_to_wait(
-    spool, has_disk
-):
+def test_only_outboxes_above_their_share_of_a_full_budget_wait(spool, has_disk):
     spool.is_full = not has_disk
     budget = MemoryBudget(
         spool,
@@ -219,7 +217,7 @@ def test_only_outboxes_that_hold_more_than_their_share_of_a_full_budget_have_to_
     assert not budget.is_full_for(small)
 
 
-def test_an_outbox_that_is_closed_gives_its_share_back(spool):
+def test_closed_outbox_returns_its_share(spool):
     budget = MemoryBudget(spool, memory_bytes=10_000)
     one, other = Outbox(budget), Outbox(budget)
     fill(one, 3 * BLOCK_EVENTS)
@@ -304,7 +302,7 @@ TestSentAndReleased.settings = settings(max_examples=25, stateful_step_count=30,
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=30))
-def test_the_spool_gives_back_what_it_was_given(tmp_path_factory, pieces):
+def test_spool_returns_what_was_written(tmp_path_factory, pieces):
     spool = Spool(str(tmp_path_factory.mktemp("spool")), segment_bytes=100)
     places = [spool.write(piece) for piece in pieces]
     assert [spool.read(place) for place in places] == pieces
@@ -313,7 +311,7 @@ def test_the_spool_gives_back_what_it_was_given(tmp_path_factory, pieces):
     assert spool._segments == []
 
 
-def test_the_spool_leaves_no_file_behind(tmp_path):
+def test_spool_leaves_no_file(tmp_path):
     spool = Spool(str(tmp_path))
     spool.write(b"something")
     assert list(tmp_path.iterdir()) == []

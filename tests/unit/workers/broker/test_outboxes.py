@@ -84,7 +84,7 @@ def test_each_stream_is_numbered_from_one(stream_state):
     assert stream_state.sent() == [("b", [3])]
 
 
-def test_a_flood_for_one_stream_lets_another_have_its_turn(stream_state):
+def test_flood_of_one_stream_does_not_starve_another(stream_state):
     stream_state.add("a", 6 * BLOCK_EVENTS)
     stream_state.add("b")
     assert [key for key, _ in stream_state.sent()] == ["a", "b"]
@@ -94,7 +94,7 @@ def test_a_flood_for_one_stream_lets_another_have_its_turn(stream_state):
     assert [key for key, _ in stream_state.sent()] == ["a", "b"]
 
 
-def test_a_stream_that_fails_is_tried_again_later_and_holds_up_no_other(stream_state):
+def test_failed_stream_is_retried_later_and_delays_no_other(stream_state):
     stream_state.add("a")
     stream_state.add("b")
     stream_state.sent()
@@ -106,7 +106,7 @@ def test_a_stream_that_fails_is_tried_again_later_and_holds_up_no_other(stream_s
     assert stream_state.sent() == [("a", [1])]
 
 
-def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_journalled(
+def test_reset_of_the_connection_resends_each_stream_from_its_journalled_event(
     stream_state,
 ):
     stream_state.add("a", BLOCK_EVENTS + 1)
@@ -120,7 +120,7 @@ def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_j
     assert stream_state.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
 
 
-def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire(stream_state):
+def test_events_sent_and_not_journalled_are_resent_after_a_reset_of_the_connection(stream_state):
     stream_state.add("a", 3)
     assert stream_state.sent() == [("a", [1])]
     stream_state.outboxes.appended("a")
@@ -128,7 +128,7 @@ def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire
     assert stream_state.sent() == [("a", [1])]
 
 
-def test_a_reset_ends_the_pause_after_a_failure(stream_state):
+def test_reset_ends_the_pause_after_a_failure(stream_state):
     stream_state.add("a")
     stream_state.sent()
     stream_state.outboxes.not_appended("a", "the wire was reset")
@@ -137,7 +137,7 @@ def test_a_reset_ends_the_pause_after_a_failure(stream_state):
     assert stream_state.sent() == [("a", [1])]
 
 
-def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(stream_state):
+def test_experiment_without_remaining_events_is_forgotten(stream_state):
     stream_state.add("a")
     stream_state.sent()
     stream_state.outboxes.appended("a")
@@ -148,7 +148,7 @@ def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(stream_state):
     assert stream_state.outboxes.keys == ()
 
 
-def test_numbers_continue_when_an_experiment_that_was_forgotten_comes_back(stream_state):
+def test_numbers_continue_when_a_forgotten_experiment_returns(stream_state):
     stream_state.add("a", 5)
     stream_state.sent()
     stream_state.outboxes.appended("a")
@@ -158,14 +158,14 @@ def test_numbers_continue_when_an_experiment_that_was_forgotten_comes_back(strea
     assert stream_state.sent() == [("a", [6])]
 
 
-def test_what_is_left_of_an_experiment_that_is_over_makes_room_for_the_next(stream_state):
+def test_rest_of_an_ended_experiment_makes_room_for_the_next(stream_state):
     stream_state.add("a", 100)
     stream_state.outboxes.acknowledge({"a": EVERYTHING}, ())
     assert stream_state.outboxes.size == 0
     assert stream_state.forgotten() == ["a"]
 
 
-def test_an_unused_stream_that_is_missing_is_given_up_after_a_while(stream_state):
+def test_unused_stream_that_stays_missing_is_dropped(stream_state):
     stream_state.add("a")
     stream_state.outboxes.acknowledge({"a": 0}, {"a"})
     stream_state.advance(MISSING_S - 0.1)
@@ -178,7 +178,7 @@ def test_an_unused_stream_that_is_missing_is_given_up_after_a_while(stream_state
 
 
 @pytest.mark.parametrize("event", ["made", "wire reset"])
-def test_a_stream_that_was_missing_only_for_a_while_is_not_given_up(stream_state, event):
+def test_stream_that_is_missing_briefly_is_not_dropped(stream_state, event):
     stream_state.add("a")
     stream_state.outboxes.acknowledge({"a": 0}, {"a"})
     stream_state.advance(MISSING_S)
@@ -190,7 +190,7 @@ def test_a_stream_that_was_missing_only_for_a_while_is_not_given_up(stream_state
     assert stream_state.sent() == [("a", [1])]
 
 
-def test_what_is_under_way_is_not_forgotten(stream_state):
+def test_events_in_flight_are_not_forgotten(stream_state):
     stream_state.add("a")
     stream_state.sent()
     stream_state.outboxes.acknowledge({"a": 1}, ())
@@ -199,7 +199,7 @@ def test_what_is_under_way_is_not_forgotten(stream_state):
     assert stream_state.forgotten() == ["a"]
 
 
-def test_all_is_settled_when_the_rest_has_nowhere_to_go(stream_state):
+def test_all_outboxes_are_settled_when_the_rest_has_no_destination(stream_state):
     stream_state.add("a")
     stream_state.add("b")
     assert not stream_state.outboxes.is_settled

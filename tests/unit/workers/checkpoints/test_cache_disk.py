@@ -10,7 +10,7 @@ from tunemq_shared.checkpoints.manifest import COMMITTED
 from tunemq_workers.checkpoints import cache_disk
 
 
-def test_take_over_of_a_cache_with_a_name_that_is_not_utf8_and_cannot_be_removed_passes_it_over(
+def test_take_over_of_a_cache_skips_an_entry_that_is_not_utf8_and_cannot_be_removed(
     tmp_path: Path, monkeypatch
 ) -> None:
     planted = os.path.join(os.fsencode(tmp_path), b"x", b"\xff\xfe")

@@ -29,7 +29,7 @@ def bytes_of(count):
     return os.urandom(count)
 
 
-def test_the_cache_keeps_so_many_bytes_the_longest_unused_go_first(tmp_path):
+def test_cache_above_its_size_limit_removes_the_least_recently_used_first(tmp_path):
     world = World(tmp_path, cache_bytes=3 * (LARGE + 20_000))
     process = world.process()
     keys = []
@@ -42,7 +42,7 @@ def test_the_cache_keeps_so_many_bytes_the_longest_unused_go_first(tmp_path):
     assert len(left) >= 2
 
 
-def test_of_each_trial_the_newest_copy_and_the_one_before_it_stay(world):
+def test_cache_keeps_the_newest_two_copies_of_each_trial(world):
     process = world.process()
     keys = []
     for _ in range(5):
@@ -52,7 +52,7 @@ def test_of_each_trial_the_newest_copy_and_the_one_before_it_stay(world):
     assert world.committed == keys
 
 
-def test_an_older_one_that_was_fetched_stays_while_its_host_does(world):
+def test_older_fetched_copy_stays_as_long_as_its_process(world):
     process = world.process()
     keys = [process.save() for _ in range(2)]
     for key in keys:
@@ -69,7 +69,7 @@ def test_an_older_one_that_was_fetched_stays_while_its_host_does(world):
     assert world.on_disk() == [keys[1], newer]
 
 
-def test_the_newest_of_each_trial_goes_last(tmp_path):
+def test_newest_copy_of_each_trial_is_removed_last(tmp_path):
     world = World(tmp_path, cache_bytes=3 * (LARGE + 20_000))
     process = world.process("a")
     newest = [process.save(bytes_of(LARGE))]
@@ -82,7 +82,7 @@ def test_the_newest_of_each_trial_goes_last(tmp_path):
     assert set(newest) <= set(world.on_disk())
 
 
-def test_what_a_host_uses_stays_however_little_room_there_is(tmp_path):
+def test_checkpoint_in_use_by_a_process_stays_even_if_the_disk_is_full(tmp_path):
     world = World(tmp_path, cache_bytes=0)
     ref = elsewhere(world)
     process = world.process(restore=(ref,))
@@ -96,7 +96,7 @@ def test_what_a_host_uses_stays_however_little_room_there_is(tmp_path):
     assert world.on_disk() == []
 
 
-def test_what_is_not_committed_stays(tmp_path):
+def test_uncommitted_checkpoint_stays(tmp_path):
     world = World(tmp_path, cache_bytes=0)
     process = world.process()
     keys = [process.save(), process.save()]
@@ -104,7 +104,7 @@ def test_what_is_not_committed_stays(tmp_path):
     assert world.on_disk() == keys
 
 
-def test_files_that_checkpoints_share_count_once(world):
+def test_files_shared_by_checkpoints_count_once(world):
     process = world.process()
     weights = bytes_of(10 * LARGE)
     for n in range(4):
@@ -112,7 +112,7 @@ def test_files_that_checkpoints_share_count_once(world):
     assert 10 * LARGE < world.cache.size < 20 * LARGE
 
 
-def test_a_dead_host_leaves_nothing_behind_of_what_it_did_not_tell(world):
+def test_dead_process_leaves_no_unreported_files(world):
     process = world.process()
     told = process.save()
     process.ask()
@@ -125,7 +125,7 @@ def test_a_dead_host_leaves_nothing_behind_of_what_it_did_not_tell(world):
     assert world.on_disk() == [told]
 
 
-def test_the_next_node_takes_over_what_is_committed_and_removes_the_rest(world):
+def test_next_node_takes_over_committed_checkpoints_and_removes_the_rest(world):
     process = world.process()
     keys = [process.save(), process.save()]
     world.finish(keys[0])
@@ -138,14 +138,14 @@ def test_the_next_node_takes_over_what_is_committed_and_removes_the_rest(world):
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"", b"a/../b", b"\xc3\xa9", b"a b"])
-def test_folder_that_a_trial_made_among_those_of_experiments_is_left_alone(world, name):
+def test_folder_that_a_trial_made_among_experiments_is_left_alone(world, name):
     os.makedirs(os.fsencode(world.folder / "node") + b"/tunemq%3Aevents%3A" + name.split(b"/")[0])
     world.begin()
     assert all(key.encode("ascii") for key in world.checkpoints.kept)
     assert len(world.checkpoints.kept) == (name == b"a/../b")
 
 
-def test_the_next_node_removes_what_is_too_large_for_a_manifest_and_does_not_read_it(world):
+def test_next_node_removes_a_manifest_that_is_too_large_without_reading_it(world):
     process = world.process()
     key = process.save()
     world.finish(key)
@@ -154,7 +154,7 @@ def test_the_next_node_removes_what_is_too_large_for_a_manifest_and_does_not_rea
     assert world.on_disk() == []
 
 
-def test_what_the_next_node_takes_over_counts_once(world):
+def test_checkpoints_taken_over_count_once(world):
     process = world.process()
     keys = [process.save(bytes_of(LARGE)), process.save(bytes_of(LARGE))]
     for key in keys:
@@ -168,14 +168,14 @@ def test_what_the_next_node_takes_over_counts_once(world):
     assert world.cache.size == 0
 
 
-def test_the_next_node_leaves_alone_what_is_not_its_own(world):
+def test_next_node_ignores_files_of_others(world):
     (world.folder / "node" / "photos").mkdir(parents=True)
     world.begin()
     assert world.checkpoints.kept == ()
     assert (world.folder / "node" / "photos").exists()
 
 
-def test_the_cache_of_an_experiment_goes_when_the_scheduler_wants_no_more_of_it(world):
+def test_cache_of_an_experiment_is_removed_when_the_scheduler_no_longer_needs_it(world):
     process = world.process()
     world.finish(process.save())
     process.die()
@@ -190,7 +190,7 @@ def test_the_cache_of_an_experiment_goes_when_the_scheduler_wants_no_more_of_it(
     assert len(world.cache) == world.cache.size == 0
 
 
-def test_a_cache_that_the_scheduler_chose_is_left_to_it(world, tmp_path):
+def test_cache_that_the_scheduler_chose_is_left_to_it(world, tmp_path):
     process = world.process(cache=str(tmp_path / "its own"))
     key = process.save()
     world.finish(key)
@@ -202,7 +202,7 @@ def test_a_cache_that_the_scheduler_chose_is_left_to_it(world, tmp_path):
     assert len(world.cache) == 0
 
 
-def test_without_a_limit_a_tenth_of_the_disk_is_taken(tmp_path):
+def test_default_limit_of_the_cache_is_a_tenth_of_the_disk(tmp_path):
     world = World(tmp_path, cache_bytes=None, uploads_bytes=None)
     process = world.process()
     process.save()

@@ -39,7 +39,7 @@ def root_of(world):
 # --- uploads ------------------------------------------------------------------------------------
 
 
-def test_a_written_checkpoint_is_told_uploaded_and_committed(world):
+def test_written_checkpoint_is_reported_uploaded_and_committed(world):
     process = world.process()
     key = process.save()
     assert key == "t/checkpoint_1-000001"
@@ -53,7 +53,7 @@ def test_a_written_checkpoint_is_told_uploaded_and_committed(world):
     assert (committed.key, committed.n, committed.step, committed.size) == (key, 1, 1, 10)
 
 
-def test_one_upload_of_a_trial_is_under_way_and_those_of_others_beside_it(world):
+def test_uploads_of_one_trial_run_one_by_one_and_beside_those_of_others(world):
     a, b = world.process("a"), world.process("b")
     first, second = a.save(), a.save()
     other = b.save()
@@ -62,7 +62,7 @@ def test_one_upload_of_a_trial_is_under_way_and_those_of_others_beside_it(world)
     assert world.transfers.keys() == [other, second]
 
 
-def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
+def test_third_checkpoint_waits_and_the_scheduler_learns_why(world):
     process = world.process()
     first, _ = process.save(), process.save()
     assert not process.ask()
@@ -77,13 +77,13 @@ def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
     assert world.waits[-1] == ("", "")
 
 
-def test_how_many_may_wait_is_a_setting(world):
+def test_number_of_waiting_checkpoints_is_a_setting(world):
     process = world.process(waiting=0)
     process.save()
     assert not process.ask()
 
 
-def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
+def test_request_is_rejected_after_the_timeout_with_the_last_problem(world):
     process = world.process()
     first, _ = process.save(), process.save()
     process.ask()
@@ -97,7 +97,7 @@ def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
 
 
 @pytest.mark.parametrize("how", [{"stop": True}, {"pause": True}])
-def test_a_host_that_is_to_end_waits_no_longer(world, how):
+def test_process_that_is_ending_waits_no_longer(world, how):
     process = world.process()
     process.save()
     process.save()
@@ -108,7 +108,7 @@ def test_a_host_that_is_to_end_waits_no_longer(world, how):
     assert process.ask()  # checkpoints that are due are still saved
 
 
-def test_the_checkpoints_of_a_trial_are_counted_over_its_epochs(world):
+def test_checkpoints_of_a_trial_are_counted_over_its_attempts(world):
     old = world.process()
     old.save()
     old.save()
@@ -116,7 +116,7 @@ def test_the_checkpoints_of_a_trial_are_counted_over_its_epochs(world):
     assert not world.process(attempt=2).ask()
 
 
-def test_room_that_a_dead_host_was_granted_is_free_again(world):
+def test_space_granted_to_a_dead_process_is_free_again(world):
     old, new = world.process(waiting=0), world.process(attempt=2, waiting=0)
     assert old.ask()
     assert not new.ask()
@@ -124,7 +124,7 @@ def test_room_that_a_dead_host_was_granted_is_free_again(world):
     assert new.answers[-1] == SaveAnswer(root_of(world))
 
 
-def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp_path):
+def test_waiting_bytes_are_bounded_over_all_trials_in_order_of_requests(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     large, small, other = world.process("a"), world.process("b"), world.process("c")
     first = large.save(b"x" * 60)
@@ -148,7 +148,7 @@ def test_one_checkpoint_may_be_larger_than_the_limit(tmp_path):
     assert process.answers[-1].cache
 
 
-def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
+def test_upload_that_is_given_up_fails_its_trial_and_all_later_uploads_of_it(world):
     old = world.process()
     first, second = old.save(), old.save()
     old.die()
@@ -163,7 +163,7 @@ def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
     assert world.on_disk() == []
 
 
-def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
+def test_uploads_that_are_given_up_free_their_space_for_other_trials(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     lost, other = world.process("a"), world.process("b")
     first = lost.save(b"x" * 40)
@@ -173,7 +173,7 @@ def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
     assert other.ask()
 
 
-def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_parts(world):
+def test_dead_process_is_reported_once_to_owners_of_partial_uploads(world):
     world.process("a").save()
     other = world.process("b", key="tunemq:events:other")
     world.finish(other.save())
@@ -185,7 +185,7 @@ def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_
     assert warned.has_leftovers
 
 
-def test_what_a_host_writes_before_it_dies_of_a_lost_checkpoint_is_lost_too(world):
+def test_checkpoint_written_after_a_lost_one_is_lost_too(world):
     process = world.process()
     first = process.save()
     assert process.ask()
@@ -197,7 +197,7 @@ def test_what_a_host_writes_before_it_dies_of_a_lost_checkpoint_is_lost_too(worl
     assert world.on_disk() == []
 
 
-def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_from(world):
+def test_upload_may_refer_to_checkpoints_committed_by_or_restored_for_its_attempt(world):
     source = world.process("source")
     origin = source.save()
     world.finish(origin)
@@ -213,7 +213,7 @@ def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_fro
     world.finish(second)
 
 
-def test_an_epoch_does_not_refer_to_what_an_older_one_has_committed(world):
+def test_attempt_does_not_refer_to_checkpoints_of_an_older_attempt(world):
     """For this attempt the scheduler keeps only the checkpoint from which it was restored."""
     old = world.process()
     first, second = old.save(), old.save()
@@ -227,7 +227,7 @@ def test_an_epoch_does_not_refer_to_what_an_older_one_has_committed(world):
     assert first in world.transfers.uploads[-1].base
 
 
-def test_what_was_fetched_to_look_at_is_no_base(world):
+def test_checkpoint_fetched_for_reading_is_no_base_of_an_upload(world):
     process = world.process()
     first = process.save()
     process.fetch(written_ref(world, first))
@@ -237,7 +237,7 @@ def test_what_was_fetched_to_look_at_is_no_base(world):
     world.finish(second)
 
 
-def test_uploads_of_a_trial_continue_when_its_host_is_gone_and_its_experiment_is_used(world):
+def test_uploads_of_a_trial_continue_after_its_process_has_ended(world):
     process = world.process()
     first, second = process.save(), process.save()
     process.die()
@@ -252,7 +252,7 @@ def test_uploads_of_a_trial_continue_when_its_host_is_gone_and_its_experiment_is
     ("key", "trial"),
     [("t/../x", "t"), ("/etc/x", "t"), ("t/.staging", "t"), ("u/checkpoint_1-000001", "u")],
 )
-def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
+def test_process_cannot_claim_to_have_written_elsewhere(world, key, trial):
     process = world.process()
     process.ask()
     said = CheckpointWritten(trial, 1, 1, 1, key, "", 1)
@@ -265,21 +265,21 @@ def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
 @pytest.mark.parametrize(
     "payload", [b"", b"\x91" * 100_000, b"\x98\xa1\xff" + b"\x00" * 9, b"\xff"]
 )
-def test_what_a_host_says_that_cannot_be_read_is_its_own_end_only(world, kind, payload):
+def test_unreadable_message_of_a_process_ends_only_that_process(world, kind, payload):
     process = world.process()
     process.ask()
     with pytest.raises(TransportError, match="cannot be"):
         world.checkpoints.said(process.process, kind, payload)
 
 
-def test_a_host_cannot_write_unasked(world):
+def test_process_cannot_write_without_permission(world):
     process = world.process()
     said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)
     with pytest.raises(TransportError):
         world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
 
 
-def test_a_node_that_ends_gives_up_what_is_under_way(world):
+def test_node_that_ends_cancels_transfers_in_progress(world):
     process = world.process()
     process.save()
     process.save()
@@ -294,7 +294,7 @@ def test_a_node_that_ends_gives_up_what_is_under_way(world):
 # --- restoring ----------------------------------------------------------------------------------
 
 
-def test_what_the_node_has_written_is_not_downloaded(world):
+def test_checkpoint_written_on_this_node_is_not_downloaded(world):
     old = world.process()
     key = old.save()
     old.die()
@@ -306,7 +306,7 @@ def test_what_the_node_has_written_is_not_downloaded(world):
     assert world.transfers.downloads == []
 
 
-def test_ten_hosts_wait_for_one_download(world):
+def test_ten_processes_wait_for_one_download(world):
     ref = elsewhere(world)
     processes = [world.process(f"t{n}", restore=(ref,)) for n in range(10)]
     assert [process.fetch(ref) for process in processes] == [None] * 10
@@ -320,7 +320,7 @@ def test_ten_hosts_wait_for_one_download(world):
     assert len(world.transfers.downloads) == 1
 
 
-def test_a_store_that_gives_trouble_is_told_until_it_continues(world):
+def test_store_problem_is_reported_until_the_store_works_again(world):
     ref = elsewhere(world)
     process = world.process(restore=(ref,))
     process.fetch(ref)
@@ -331,7 +331,7 @@ def test_a_store_that_gives_trouble_is_told_until_it_continues(world):
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
-def test_a_download_that_fails_is_answered_with_the_reason(world, is_corrupt):
+def test_failed_download_is_answered_with_the_reason(world, is_corrupt):
     ref = elsewhere(world)
     process = world.process(restore=(ref,))
     process.fetch(ref)
@@ -342,7 +342,7 @@ def test_a_download_that_fails_is_answered_with_the_reason(world, is_corrupt):
     assert world.waits[-1] == ("", "")
 
 
-def test_a_damaged_copy_is_replaced_once_for_all_who_found_it_so(world):
+def test_damaged_copy_is_replaced_once_for_all_processes_that_found_it(world):
     ref = elsewhere(world)
     a, b = world.process("a", restore=(ref,)), world.process("b", restore=(ref,))
     for process in (a, b):
@@ -358,7 +358,7 @@ def test_a_damaged_copy_is_replaced_once_for_all_who_found_it_so(world):
     assert len(world.transfers.downloads) == 3
 
 
-def test_a_damaged_copy_of_what_is_not_committed_is_of_no_use(world):
+def test_damaged_copy_of_an_uncommitted_checkpoint_is_corrupt(world):
     old = world.process()
     ref = written_ref(world, old.save())
     old.die()
@@ -370,14 +370,14 @@ def test_a_damaged_copy_of_what_is_not_committed_is_of_no_use(world):
     assert world.transfers.downloads == []
 
 
-def test_what_was_never_committed_and_is_not_here_is_of_no_use(world):
+def test_missing_checkpoint_that_was_never_committed_is_corrupt(world):
     ref = CheckpointRef("t/checkpoint_1-000001", "", 1, "a hash")
     answer = world.process(restore=(ref,)).fetch(ref)
     assert answer.is_corrupt
     assert ref.key in answer.error
 
 
-def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_downloaded(tmp_path):
+def test_checkpoint_committed_and_evicted_after_the_retry_was_ordered_is_downloaded(tmp_path):
     world = World(tmp_path, cache_bytes=0)
     old = world.process()
     key = old.save()
@@ -392,7 +392,7 @@ def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_download
     assert answer == FetchAnswer(root_of(world), sha256=committed_ref(world, key).sha256)
 
 
-def test_a_damaged_copy_of_what_was_committed_after_the_retry_was_ordered_is_replaced(world):
+def test_damaged_copy_of_a_checkpoint_committed_after_the_retry_was_ordered_is_replaced(world):
     old = world.process()
     key = old.save()
     ref = written_ref(world, key)
@@ -405,7 +405,7 @@ def test_a_damaged_copy_of_what_was_committed_after_the_retry_was_ordered_is_rep
     assert process.answers[-1].sha256 == committed_ref(world, key).sha256
 
 
-def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
+def test_download_without_waiting_processes_is_cancelled(world):
     ref = elsewhere(world)
     process = world.process(restore=(ref,))
     process.fetch(ref)
@@ -417,12 +417,12 @@ def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
     assert other.answers == [FetchAnswer(root_of(world))]
 
 
-def test_a_fetch_cannot_name_a_path_outside_the_cache(world):
+def test_fetch_cannot_name_a_path_outside_the_cache(world):
     with pytest.raises(TransportError):
         world.process().fetch(CheckpointRef("../x", "a hash", 1))
 
 
-def test_a_folder_that_cannot_be_used_is_said(world):
+def test_unusable_folder_is_reported(world):
     (world.folder / "node").write_text("a file where folders were to be made")
     process = world.process()
     process.ask()

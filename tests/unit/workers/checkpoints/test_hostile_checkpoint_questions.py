@@ -125,7 +125,7 @@ TestHostileCheckpointQuestions = Machine.TestCase
 
 
 @pytest.mark.parametrize("claim", [0, 10**7, 2**53])
-def test_trial_with_a_false_size_ends_and_its_claim_counts_nowhere(claim, tmp_path):
+def test_trial_with_a_false_size_ends_and_its_claim_is_ignored(claim, tmp_path):
     world = World(tmp_path, uploads_bytes=2 * LARGE)
     process = world.process("a")
     process.ask()
@@ -138,7 +138,7 @@ def test_trial_with_a_false_size_ends_and_its_claim_counts_nowhere(claim, tmp_pa
     assert world.checkpoints.uploads.size == 0
 
 
-def test_size_that_is_measured_after_the_end_of_its_process_ends_no_later_attempt(tmp_path):
+def test_size_measured_after_the_end_of_its_process_ends_no_later_attempt(tmp_path):
     world = World(tmp_path)
     process = world.process()
     process.ask()
@@ -157,7 +157,7 @@ def test_size_of_a_checkpoint_whose_metadata_changed_is_corrected(tmp_path):
     assert world.checkpoints.uploads.size == 10
 
 
-def test_process_that_uses_no_permission_takes_no_room_after_its_upload(tmp_path):
+def test_process_that_uses_no_permission_takes_no_space_after_its_upload(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     one, other = world.process("a"), world.process("b")
     world.finish(one.save())
@@ -166,7 +166,7 @@ def test_process_that_uses_no_permission_takes_no_room_after_its_upload(tmp_path
 
 
 @pytest.mark.parametrize("first", [100, 1000])
-def test_search_whose_uploads_fill_the_room_waits_alone(first, tmp_path):
+def test_search_whose_uploads_fill_the_space_waits_alone(first, tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     large, waiting = world.process("a", waiting=9), world.process("b")
     key = large.save(b"x" * first)
@@ -182,7 +182,7 @@ def test_search_whose_uploads_fill_the_room_waits_alone(first, tmp_path):
     assert large.answers[-1].cache
 
 
-def test_searches_use_room_that_others_leave(tmp_path):
+def test_searches_use_space_that_others_leave(tmp_path):
     world = World(tmp_path, uploads_bytes=100)
     one, other = world.process("a", waiting=9), world.process("a", key=OTHER)
     other.save(b"x" * 10)
@@ -191,7 +191,7 @@ def test_searches_use_room_that_others_leave(tmp_path):
     assert not one.ask()
 
 
-def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
+def test_key_of_megabytes_is_rejected_with_a_short_message(tmp_path):
     world = World(tmp_path)
     ref = CheckpointRef("\0" * 2**20, "0" * 64, 1)
     question = checkpoint_messages.encode(FetchCheckpoint(ref, False))
@@ -204,7 +204,7 @@ def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
 
 @pytest.mark.parametrize("first", [frames.ASK_SAVE, frames.FETCH])
 @pytest.mark.parametrize("second", [frames.ASK_SAVE, frames.FETCH])
-def test_second_question_before_the_answer_to_the_first_is_rejected(first, second, tmp_path):
+def test_second_request_before_the_answer_to_the_first_is_rejected(first, second, tmp_path):
     world = World(tmp_path)
     process = world.process(waiting=0)
     process.save()

@@ -83,7 +83,7 @@ def order(folder: Path) -> TrialOrder:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_a_host_that_cannot_be_asked_for_leaves_nothing_behind(pool, tmp_path, left):
+def test_process_that_cannot_be_requested_leaves_nothing(pool, tmp_path, left):
     pool.prewarm(ENVIRONMENT)
     (first,) = pool._servers
     before = open_descriptors()

@@ -255,12 +255,12 @@ def reported(victim: subprocess.Popen[bytes]) -> Iterator[Reported]:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_report_that_cannot_be_true_is_not_believed(reported, lie):
+def test_report_that_cannot_be_true_is_rejected(reported, lie):
     with pytest.raises(InvalidReport):
         reported.take(LIES[lie](reported.pid))
 
 
-def test_report_of_a_host_with_the_number_of_a_thread_is_not_believed(reported):
+def test_report_of_a_process_with_the_number_of_a_thread_is_rejected(reported):
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -270,7 +270,7 @@ def test_report_of_a_host_with_the_number_of_a_thread_is_not_believed(reported):
     thread.join()
 
 
-def test_report_of_a_host_that_runs_as_another_user_is_not_believed(victim):
+def test_report_of_a_process_that_runs_as_another_user_is_rejected(victim):
     control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reported_processes = ReportedProcesses(control, os.getpid(), os.getuid() + 1)
     reported_processes.ask("h1")
@@ -280,7 +280,7 @@ def test_report_of_a_host_that_runs_as_another_user_is_not_believed(victim):
             reported_processes.receive()
 
 
-def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reported):
+def test_reports_of_a_process_that_ended_before_they_were_read_are_accepted(reported):
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     for report in (
@@ -292,7 +292,7 @@ def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reporte
     assert reported.reported_processes.names() == reported.reported_processes.unended() == ["h1"]
 
 
-def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(reported):
+def test_report_that_a_process_tree_has_ended_is_rejected_while_one_of_it_runs(reported):
     with (
         subprocess.Popen(["sleep", "600"], process_group=0) as trial_process,
         subprocess.Popen(["sleep", "600"], process_group=trial_process.pid) as left,
@@ -306,14 +306,14 @@ def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(re
         left.kill()
 
 
-def test_reports_of_a_host_that_could_not_be_forked_are_believed(reported):
+def test_reports_of_a_process_that_could_not_be_forked_are_accepted(reported):
     for report in (ProcessExited("h2", None, None, None), ProcessTreeGone("h2")):
         assert reported.take(encode(report)) == report
     assert reported.reported_processes.names() == ["h1"]
 
 
 @pytest.mark.parametrize("lie", ["no msgpack", "a packet that is too long", "a strange process"])
-def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node, victim, lie):
+def test_report_that_cannot_be_true_costs_only_the_processes_of_its_forkserver(node, victim, lie):
     server = node.ask("h1")
     pid = node.forked("h1")
     node.ask("h2", OTHER="1")
@@ -352,7 +352,7 @@ def test_process_that_is_no_child_of_a_dead_forkserver_is_not_killed(node, victi
     assert victim.poll() is None
 
 
-def test_descriptors_that_come_with_a_report_are_not_kept(node):
+def test_descriptors_attached_to_a_report_are_closed(node):
     server = node.ask("h1")
     node.forked("h1")
     before = len(os.listdir("/proc/self/fd"))
@@ -367,7 +367,7 @@ def test_descriptors_that_come_with_a_report_are_not_kept(node):
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
-def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
+def test_forkserver_that_reports_without_end_does_not_block_the_node(node):
     server = node.ask("h1")
     node.forked("h1")
     with end_of(server) as end:
@@ -396,7 +396,7 @@ def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
     del server._processes.receive
 
 
-def test_host_that_talks_nonsense_when_its_forkserver_dies_is_no_problem(node):
+def test_process_that_sends_invalid_frames_when_its_forkserver_dies_is_no_problem(node):
     heard = node.heard
 
     def said(name: str, kind: int, payload: bytes) -> None:
@@ -414,7 +414,7 @@ def test_host_that_talks_nonsense_when_its_forkserver_dies_is_no_problem(node):
     assert f"the forkserver {server.pid} was killed by SIGKILL" in str(reason)
 
 
-def test_host_that_is_asked_for_when_a_dead_forkserver_is_found_is_forked_from_another(node):
+def test_process_requested_when_a_dead_forkserver_is_found_is_forked_from_another(node):
     heard, servers = node.heard, []
     server = node.ask("h1")
     node.forked("h1")
@@ -429,7 +429,7 @@ def test_host_that_is_asked_for_when_a_dead_forkserver_is_found_is_forked_from_a
     assert servers[0] is not server
 
 
-def test_text_of_a_warning_that_is_long_or_no_unicode_reaches_the_node(tmp_path, node):
+def test_warning_with_long_or_invalid_unicode_reaches_the_node(tmp_path, node):
     (tmp_path / "loud.py").write_text("raise ValueError('\\udc80' + 'x' * 200_000)")
     environment = Environment(sys.executable, ("loud",), {}, (str(tmp_path), *sys.path))
     warned: list[str] = []

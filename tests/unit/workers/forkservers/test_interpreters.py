@@ -28,11 +28,11 @@ def started_in(python: str, folder: Path, files: dict[str, str], version: str = 
 PROGRAM = "import sys\nprint(__name__, sys.argv[1:], '' in sys.path)\n"
 
 
-def test_the_own_one_is_started_as_ever():
+def test_own_interpreter_is_started_as_usual():
     assert interpreters.command(sys.executable) == COMMAND
 
 
-def test_another_one_with_the_same_version_runs_the_program_as_its_main_module(tmp_path):
+def test_other_interpreter_of_the_same_version_runs_the_program_as_main_module(tmp_path):
     files = {"tunemq.py": "__version__ = '1.0'\n", "program.py": PROGRAM}
     assert started_in(sys.executable, tmp_path, files) == "__main__ ['7', '{}'] False\n"
 
@@ -48,7 +48,7 @@ def test_another_one_with_the_same_version_runs_the_program_as_its_main_module(t
         ({"tunemq.py": "__version__ = '1.0'\n"}, "No module named program"),
     ],
 )
-def test_one_that_lacks_something_says_what(tmp_path, files, why):
+def test_interpreter_that_lacks_a_package_names_it(tmp_path, files, why):
     said = started_in(sys.executable, tmp_path / "path", files)
     (tmp_path / "log").write_text("an older line\n" + said)
     text = interpreters.why_not("/envs/mine/bin/python", str(tmp_path / "log"), 14)
@@ -57,7 +57,7 @@ def test_one_that_lacks_something_says_what(tmp_path, files, why):
     assert f"install TuneMQ {tunemq.__version__} in it" in text
 
 
-def test_one_that_is_too_old_says_so():
+def test_interpreter_that_is_too_old_is_rejected():
     code = interpreters._CHECKED.format(version="1.0", module="program")
     pretend = code.replace("import sys\n", "import sys\nsys.version_info = (3, 9)\n", 1)
     done = subprocess.run(
@@ -66,7 +66,7 @@ def test_one_that_is_too_old_says_so():
     assert done.stderr == "it is Python 3.9, and TuneMQ needs 3.11 or newer\n"
 
 
-def test_one_that_says_nothing_is_told_of_all_the_same(tmp_path):
+def test_interpreter_that_fails_silently_is_reported(tmp_path):
     (tmp_path / "log").write_text("older\n")
     assert ": it said nothing; install" in interpreters.why_not("/p", str(tmp_path / "log"), 6)
     assert ": it said nothing; install" in interpreters.why_not("/p", str(tmp_path / "none"), 0)

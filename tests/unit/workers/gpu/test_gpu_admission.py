@@ -58,7 +58,7 @@ def node():
     return node
 
 
-def test_the_first_host_waits_until_somebody_has_looked():
+def test_first_process_waits_for_the_first_snapshot():
     node = GpuNode()
     node.want(on("a", "A"), on("cpu"))
     assert node.started == ["cpu"]
@@ -67,7 +67,7 @@ def test_the_first_host_waits_until_somebody_has_looked():
     assert node.events == []
 
 
-def test_a_host_comes_as_soon_as_the_memory_of_the_one_before_is_back(node):
+def test_process_starts_as_soon_as_the_memory_of_the_previous_one_is_free(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
     assert SlotFreed("a", 1) in node.events  # the scheduler may reuse the slot meanwhile
@@ -81,7 +81,7 @@ def test_a_host_comes_as_soon_as_the_memory_of_the_one_before_is_back(node):
     assert not any(isinstance(event, TrialWaits) for event in node.events)
 
 
-def test_a_wait_that_is_not_over_at_once_is_told_of(node):
+def test_wait_that_does_not_end_at_once_is_reported(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"))
@@ -94,7 +94,7 @@ def test_a_wait_that_is_not_over_at_once_is_told_of(node):
     assert node.events[3:] == [TrialWaits("b", 1, "", "")]
 
 
-def test_a_trial_whose_device_is_withheld_is_given_back_for_another_place(node):
+def test_trial_whose_device_is_withheld_is_given_back_for_another_node(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"))
@@ -110,7 +110,7 @@ def test_a_trial_whose_device_is_withheld_is_given_back_for_another_place(node):
     assert node.started == ["a", "c"]
 
 
-def test_a_device_that_is_given_back_late_is_used_by_who_waits_still(node):
+def test_device_that_is_given_back_late_is_used_by_a_trial_that_still_waits(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"))
@@ -122,7 +122,7 @@ def test_a_device_that_is_given_back_late_is_used_by_who_waits_still(node):
     assert TrialPaused("b", 1) not in node.events
 
 
-def test_a_trial_that_is_no_longer_wanted_waits_for_nothing(node):
+def test_trial_that_is_no_longer_wanted_stops_waiting(node):
     node.run("a", "h1", 10, "A")
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"), on("c", "A"))
@@ -133,7 +133,7 @@ def test_a_trial_that_is_no_longer_wanted_waits_for_nothing(node):
     assert node.started == ["a"]
 
 
-def test_a_host_that_is_used_again_does_not_wait_for_its_own_memory(node):
+def test_reused_process_does_not_wait_for_its_own_memory(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
     node.supervisor.said("h1", frames.IDLE, b"")
@@ -142,7 +142,7 @@ def test_a_host_that_is_used_again_does_not_wait_for_its_own_memory(node):
     assert node.started == ["a"]
 
 
-def test_another_trial_waits_until_the_memory_of_who_was_kept_for_reuse_is_back(node):
+def test_trial_waits_until_the_memory_of_a_process_kept_for_reuse_is_free(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
     node.supervisor.said("h1", frames.IDLE, b"")
@@ -155,7 +155,7 @@ def test_another_trial_waits_until_the_memory_of_who_was_kept_for_reuse_is_back(
     assert node.started == ["a", "b"]
 
 
-def test_who_was_kept_for_reuse_gets_no_trial_on_a_device_that_is_withheld(node):
+def test_process_kept_for_reuse_gets_no_trial_on_a_withheld_device(node):
     node.run("a", "h1", 10, "A", reuse=True)
     node.finish("h1", "a")
     node.supervisor.said("h1", frames.IDLE, b"")
@@ -166,7 +166,7 @@ def test_who_was_kept_for_reuse_gets_no_trial_on_a_device_that_is_withheld(node)
     assert TrialPaused("b", 1) in node.events
 
 
-def test_trials_that_run_on_a_device_that_is_withheld_continue(node):
+def test_trials_on_a_device_that_becomes_withheld_continue(node):
     node.run("a", "h1", 10, "A")
     node.gpus.snapshot(("A", 79))
     node.pass_time(30)

@@ -19,7 +19,7 @@ def gpus():
     return gpus
 
 
-def test_nothing_is_forked_before_somebody_has_looked():
+def test_no_process_is_forked_before_the_first_snapshot():
     gpus = Gpus("A")
     assert not gpus.is_clear("A")
     gpus.snapshot()
@@ -27,7 +27,7 @@ def test_nothing_is_forked_before_somebody_has_looked():
     assert gpus.changes == 1
 
 
-def test_devices_that_are_not_known_one_by_one_are_nobodys_business(gpus):
+def test_devices_without_identity_are_ignored(gpus):
     gpus.end(gpus.process(10, "0", "1"))
     assert gpus.is_clear("0", "1")
 
@@ -35,7 +35,7 @@ def test_devices_that_are_not_known_one_by_one_are_nobodys_business(gpus):
 # --- freed memory ---------------------------------------------------------------------------------
 
 
-def test_a_device_is_clear_again_when_its_memory_is_back(gpus):
+def test_device_is_clear_again_when_its_memory_is_free(gpus):
     process = gpus.process(10, "A")
     gpus.held["A"][10] = 40 * GIB
     gpus.clock.advance(5)
@@ -53,7 +53,7 @@ def test_a_device_is_clear_again_when_its_memory_is_back(gpus):
     assert gpus.withheld == []
 
 
-def test_a_look_that_began_before_the_host_was_gone_says_nothing(gpus):
+def test_snapshot_that_began_before_the_process_ended_is_ignored(gpus):
     process = gpus.process(10, "A")
     asked_at = gpus.clock.now
     gpus.clock.advance(1)
@@ -64,7 +64,7 @@ def test_a_look_that_began_before_the_host_was_gone_says_nothing(gpus):
     assert gpus.is_clear("A")
 
 
-def test_a_little_more_than_before_is_no_memory_that_is_kept(gpus):
+def test_small_increase_is_not_memory_that_is_kept(gpus):
     for more, is_clear in ((1.5 * GIB, True), (1.7 * GIB, False)):  # 2 % of it are 1.6 GiB
         process = gpus.process(10, "A")
         gpus.end(process)
@@ -76,7 +76,7 @@ def test_a_little_more_than_before_is_no_memory_that_is_kept(gpus):
         assert gpus.is_clear("A")
 
 
-def test_what_is_kept_a_little_at_a_time_adds_up(gpus):
+def test_memory_kept_in_small_amounts_adds_up(gpus):
     for number in range(5):
         gpus.end(gpus.process(10 + number, "A"))
         gpus.lost["A"] += 500 * MIB
@@ -84,7 +84,7 @@ def test_what_is_kept_a_little_at_a_time_adds_up(gpus):
     assert not gpus.is_clear("A")
 
 
-def test_looks_are_quick_at_first_and_then_seldom(gpus):
+def test_snapshots_are_frequent_at_first_and_then_rare(gpus):
     gpus.end(gpus.process(10, "A"))
     gpus.lost["A"] = 10 * GIB
     pauses = []
@@ -98,7 +98,7 @@ def test_looks_are_quick_at_first_and_then_seldom(gpus):
     assert len(pauses) < 40
 
 
-def test_a_device_whose_memory_does_not_come_back_is_withheld_until_it_does(gpus):
+def test_device_whose_memory_is_not_freed_is_withheld_until_it_is(gpus):
     process = gpus.process(10, "A")
     gpus.held["A"] |= {10: 3 * GIB, 11: 512 * MIB}
     gpus.parents[11] = 10
@@ -125,7 +125,7 @@ def test_a_device_whose_memory_does_not_come_back_is_withheld_until_it_does(gpus
     assert gpus.is_clear("A")
 
 
-def test_a_driver_that_does_not_answer_gives_no_device_back(gpus):
+def test_driver_that_does_not_answer_frees_no_device(gpus):
     gpus.end(gpus.process(10, "A"))
     gpus.clock.advance(GIVEN_BACK_WITHIN_S)
     gpus.snapshot(says_memory=False)
@@ -135,7 +135,7 @@ def test_a_driver_that_does_not_answer_gives_no_device_back(gpus):
     assert gpus.is_clear("A")
 
 
-def test_where_the_driver_never_says_what_is_used_processes_are_looked_for():
+def test_driver_without_memory_use_makes_the_node_search_for_processes():
     gpus = Gpus("A")
     for _ in range(int(SILENT_FOR_S)):
         gpus.snapshot(says_memory=False)
@@ -155,7 +155,7 @@ def test_where_the_driver_never_says_what_is_used_processes_are_looked_for():
     assert gpus.is_clear("A")
 
 
-def test_a_device_of_which_once_was_said_what_is_used_is_not_clear_before_that_is_said_again():
+def test_device_with_known_memory_use_is_not_clear_before_it_is_known_again():
     gpus = Gpus("A")
     gpus.snapshot(says_memory=False)
     gpus.lost["A"] = 70 * GIB
@@ -169,7 +169,7 @@ def test_a_device_of_which_once_was_said_what_is_used_is_not_clear_before_that_i
     assert gpus.is_clear("A")
 
 
-def test_what_a_worker_finds_used_by_nobody_when_it_starts_is_not_given_back():
+def test_memory_without_an_owner_at_the_start_of_a_worker_is_not_freed():
     gpus = Gpus("A", "B", "C")
     gpus.lost |= {"A": 70 * GIB, "B": 7 * GIB}
     gpus.held["C"][STRANGER] = None
@@ -186,7 +186,7 @@ def test_what_a_worker_finds_used_by_nobody_when_it_starts_is_not_given_back():
     assert gpus.withheld == [{"A": why}, {}]
 
 
-def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used():
+def test_memory_in_a_container_without_known_owners_is_that_of_its_process():
     gpus = Gpus("A")
     gpus.snapshot(says_memory=False)
     gpus.clock.advance(SILENT_FOR_S)
@@ -198,7 +198,7 @@ def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used
     assert gpus.withheld == []
 
 
-def test_in_a_container_memory_alone_decides(gpus):
+def test_container_decides_by_memory_alone(gpus):
     process = gpus.process(10, "A")
     gpus.held["A"][90_010] = 3 * GIB  # the driver's name for it
     gpus.snapshot()
@@ -211,7 +211,7 @@ def test_in_a_container_memory_alone_decides(gpus):
     assert gpus.is_clear("A")
 
 
-def test_while_others_share_a_device_the_dead_ones_processes_are_looked_for(gpus):
+def test_processes_of_dead_ones_are_searched_for_while_others_share_a_device(gpus):
     stays, goes = gpus.process(10, "A"), gpus.process(20, "A")
     gpus.parents |= {11: 10, 21: 20}
     gpus.held["A"] |= {10: GIB, 11: GIB, 20: GIB, 21: GIB}
@@ -232,7 +232,7 @@ def test_while_others_share_a_device_the_dead_ones_processes_are_looked_for(gpus
     assert not gpus.is_clear("A")
 
 
-def test_a_process_that_its_host_left_behind_is_found_though_nobody_saw_it_before(gpus):
+def test_orphan_on_a_device_is_found_even_if_no_snapshot_showed_it_before(gpus):
     gpus.process(10, "A")
     goes = gpus.process(20, "A")
     gpus.parents[21] = 1000  # the node has adopted it
@@ -245,7 +245,7 @@ def test_a_process_that_its_host_left_behind_is_found_though_nobody_saw_it_befor
 # --- processes from outside the farm --------------------------------------------------------------
 
 
-def test_a_foreign_process_is_told_of_once_and_the_device_is_used(gpus):
+def test_foreign_process_is_reported_once_and_the_device_is_used(gpus):
     gpus.process(10, "A", key="one")
     gpus.held["A"][STRANGER] = GIB
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_a_foreign_process_is_told_of_once_and_the_device_is_used(gpus):
     assert gpus.availability.foreign == {}
 
 
-def test_a_desktop_is_not_worth_a_word(gpus):
+def test_desktop_on_a_device_is_not_reported(gpus):
     gpus.process(10, "A")
     gpus.held["A"][STRANGER] = 200 * MIB
     gpus.snapshot()
@@ -271,7 +271,7 @@ def test_a_desktop_is_not_worth_a_word(gpus):
     assert gpus.availability.foreign == {}
 
 
-def test_what_a_foreign_process_takes_is_not_missed_from_a_host(gpus):
+def test_memory_of_a_foreign_process_is_not_attributed_to_a_trial_process(gpus):
     gpus.end(gpus.process(10, "A"))
     gpus.held["A"][STRANGER] = 5 * GIB
     gpus.snapshot()
@@ -283,7 +283,7 @@ def test_what_a_foreign_process_takes_is_not_missed_from_a_host(gpus):
     assert not gpus.is_clear("A")
 
 
-def test_a_device_of_which_others_hold_much_is_withheld_until_they_hold_less(gpus):
+def test_device_largely_held_by_others_is_withheld_until_they_hold_less(gpus):
     gpus.held["A"][STRANGER] = 9 * GIB
     gpus.snapshot()
     why = "not of this farm: process 7 (python) holds 9 GiB"
@@ -294,7 +294,7 @@ def test_a_device_of_which_others_hold_much_is_withheld_until_they_hold_less(gpu
         assert bool(gpus.availability.obstacle(["A"])) is is_withheld, held
 
 
-def test_in_a_container_who_was_there_before_is_known(gpus):
+def test_earlier_user_of_a_device_is_known_in_a_container(gpus):
     gpus = Gpus("A")
     gpus.held["A"][90_007] = GIB
     gpus.snapshot()
@@ -311,7 +311,7 @@ def test_in_a_container_who_was_there_before_is_known(gpus):
 # --- broken GPUs ----------------------------------------------------------------------------------
 
 
-def test_a_device_that_must_not_be_used_is_withheld_for_good(gpus):
+def test_device_that_must_not_be_used_is_withheld_for_good(gpus):
     gpus.snapshot(unusable={"A": "uncorrected memory errors"})
     gpus.snapshot()
     assert gpus.withheld == [{"A": "uncorrected memory errors"}]
@@ -319,7 +319,7 @@ def test_a_device_that_must_not_be_used_is_withheld_for_good(gpus):
     assert gpus.is_clear("B")
 
 
-def test_an_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(gpus, caplog):
+def test_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(gpus, caplog):
     gpus.process(10, "A", trial="guilty")
     gpus.process(20, "B", trial="unlucky")
     gpus.snapshot(("A", 31), ("B", 79), ("elsewhere", 79))
@@ -332,7 +332,7 @@ def test_an_xid_of_the_device_withholds_it_and_one_of_the_application_does_not(g
     assert "trials=unlucky/1" in lines[1]
 
 
-def test_a_host_that_an_xid_has_killed_is_not_followed_by_another(gpus):
+def test_process_killed_by_an_xid_is_not_followed_by_another(gpus):
     gpus.end(gpus.process(10, "A"))
     gpus.snapshot(("A", 79))  # its memory is back in the same snapshot
     assert gpus.availability.obstacle(["A"]).is_withheld
@@ -341,7 +341,7 @@ def test_a_host_that_an_xid_has_killed_is_not_followed_by_another(gpus):
 # --- the snapshot itself --------------------------------------------------------------------------
 
 
-def test_a_look_tells_whom_a_process_descends_from():
+def test_snapshot_names_the_ancestor_of_a_process():
     class Driver:
         period_s = 1.0
 

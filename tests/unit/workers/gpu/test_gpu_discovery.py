@@ -63,7 +63,7 @@ def uuids(
     return [gpu.uuid for gpu in offered.gpus]
 
 
-def test_all_gpus_are_offered_where_nothing_is_said():
+def test_all_gpus_are_offered_by_default():
     assert offered_gpus(None, None, with_gpus).gpus == tuple(GPUS)
     assert offered_gpus(None, None, without_gpus).number == 0
 
@@ -81,28 +81,28 @@ def test_all_gpus_are_offered_where_nothing_is_said():
         ("GPU-", []),
     ],
 )
-def test_what_cuda_programs_may_not_see_is_not_offered(visible, seen):
+def test_gpus_hidden_from_cuda_are_not_offered(visible, seen):
     assert uuids(None, visible) == seen
 
 
-def test_a_number_is_so_many_of_them():
+def test_number_of_gpus_offers_that_many():
     assert uuids("2") == ["GPU-a0", "GPU-b0"]
     assert uuids("1", "2,1") == ["GPU-c0"]
     with pytest.raises(ConfigError, match=r"--gpus is 2, and there are: GPU-c0 \(NVIDIA H200\)"):
         uuids("2", "2")
 
 
-def test_a_number_where_nobody_knows_of_any_is_of_gpus_without_names():
+def test_number_without_known_gpus_offers_gpus_without_names():
     offered = offered_gpus("2", None, without_gpus)
     assert (offered.gpus, offered.number) == ((), 2)
 
 
-def test_none_are_offered_and_nobody_is_asked_where_none_are_wanted():
+def test_zero_gpus_offers_none_and_asks_no_driver():
     assert offered_gpus("0", None, nobody_asks).number == 0
     assert offered_gpus(None, " ", nobody_asks).number == 0
 
 
-def test_gpus_are_named_by_index_or_uuid_among_those_that_may_be_seen():
+def test_gpus_are_named_by_index_or_uuid_among_the_visible_ones():
     assert uuids("2,GPU-a") == ["GPU-c0", "GPU-a0"]
     assert uuids("1,") == ["GPU-b0"]
     assert uuids("0,", "2") == ["GPU-c0"]
@@ -112,17 +112,17 @@ def test_gpus_are_named_by_index_or_uuid_among_those_that_may_be_seen():
         uuids("0,1", "")
 
 
-def test_where_nobody_knows_of_any_those_that_are_named_are_believed_in():
+def test_named_gpus_without_a_driver_are_accepted():
     assert offered_gpus("GPU-x, 1", None, without_gpus).gpus == (Gpu("GPU-x"), Gpu("1"))
 
 
 @pytest.mark.parametrize("option", ["", "-1", "1.5", "a b", ",", "GPU-a,,GPU-b", "65"])
-def test_an_option_that_says_nothing_is_refused(option):
+def test_empty_option_is_rejected(option):
     with pytest.raises(ConfigError, match="--gpus is"):
         offered_gpus(option, None, without_gpus)
 
 
-def test_a_gpu_that_is_named_twice_is_refused():
+def test_gpu_that_is_named_twice_is_rejected():
     with pytest.raises(ConfigError, match="names GPU-a0 twice"):
         uuids("0,GPU-a0")
 
@@ -130,7 +130,7 @@ def test_a_gpu_that_is_named_twice_is_refused():
 # --- MIG ------------------------------------------------------------------------------------------
 
 
-def test_of_a_gpu_in_mig_mode_its_parts_are_offered_and_never_it_itself():
+def test_gpu_in_mig_mode_offers_its_mig_devices_and_never_itself():
     assert uuids(None, driver=with_parts) == ["GPU-a0", "MIG-1", "MIG-2", "GPU-c0"]
     assert uuids("2", driver=with_parts) == ["GPU-a0", "MIG-1"]
 
@@ -141,7 +141,7 @@ def test_mig_devices_are_named_by_uuid_and_indices_count_gpus():
     assert uuids("MIG-2", "2,MIG-2", driver=with_parts) == ["MIG-2"]
 
 
-def test_a_mig_device_that_is_not_there_is_refused():
+def test_missing_mig_device_is_rejected():
     with pytest.raises(ConfigError, match=r"names MIG-9, and there are: GPU-a0 .*MIG-1 .*MIG-2"):
         uuids("MIG-9", driver=with_parts)
     with pytest.raises(ConfigError, match="names MIG-1, and there are: GPU-c0"):
@@ -149,7 +149,7 @@ def test_a_mig_device_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize("name", ["1,", "GPU-b", "GPU-b0"])
-def test_a_gpu_in_mig_mode_that_is_named_as_a_whole_is_refused_and_its_parts_named(name):
+def test_gpu_in_mig_mode_named_as_a_whole_is_rejected_with_its_mig_devices(name):
     parts = r"MIG-1 \(NVIDIA H100 MIG 1g\.10gb\), MIG-2"
     with pytest.raises(ConfigError, match=rf"--gpus names GPU-b0, which is in MIG mode.*{parts}"):
         uuids(name, driver=with_parts)
@@ -157,7 +157,7 @@ def test_a_gpu_in_mig_mode_that_is_named_as_a_whole_is_refused_and_its_parts_nam
         uuids(None, name, driver=with_parts)
 
 
-def test_a_gpu_in_mig_mode_without_parts_offers_nothing():
+def test_gpu_in_mig_mode_without_mig_devices_offers_nothing():
     def unmade() -> Driver:
         return Driver([PhysicalGpu(GPUS[0], ()), PhysicalGpu(GPUS[1])])
 
@@ -179,7 +179,7 @@ sys.stdin.read()
 """
 
 
-def test_a_gpu_is_one_workers_until_its_process_is_gone(tmp_path):
+def test_gpu_belongs_to_one_worker_until_its_process_has_ended(tmp_path):
     line = [sys.executable, "-c", _HOLDER, str(tmp_path)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -194,7 +194,7 @@ def test_a_gpu_is_one_workers_until_its_process_is_gone(tmp_path):
     locks.give_back_all()
 
 
-def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
+def test_lock_follows_no_link_and_is_usable_by_other_users(tmp_path):
     (tmp_path / "tunemq-gpu-GPU-l.lock").symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match="GPU-l cannot be offered: it cannot be locked"):
         take_gpus([Gpu("GPU-l")], "worker me", str(tmp_path))
@@ -208,7 +208,7 @@ def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
 # --- the description of the machine ---------------------------------------------------------------
 
 
-def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
+def test_node_reports_metrics_of_its_machine_and_of_its_gpus(tmp_path):
     gpus = (GpuMetrics("GPU-a0", 0.5, 7.0),)
     watch = MachineWatch("1.2", str(tmp_path), lambda: gpus)
     assert decode_node_metrics(watch.said()).load is None
@@ -228,7 +228,7 @@ def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
     assert abs(said.clock - time.time()) < 60
 
 
-def test_a_node_says_who_it_is_and_what_is_installed_there(tmp_path):
+def test_node_reports_its_identity_and_its_installed_packages(tmp_path):
     about = NodeDescription("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
     watch = MachineWatch("1.2", str(tmp_path), about=about)
     assert decode_node_metrics(watch.said()).about == about

@@ -68,7 +68,7 @@ def world() -> World:
     return made
 
 
-def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
+def test_memory_of_a_process_is_that_of_its_process_tree_only(world):
     first, second = world.process(10, 0.5), world.process(20, 0.5)
     world.snapshot(of(12, 10, 1, memory=3 * GB), of(10, 1, memory=1 * GB), of(20, 1, memory=7 * GB))
     world.snapshot(
@@ -83,7 +83,7 @@ def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
     [(), (GpuProcess(4711, 30 * GB),), (of(10, 1), of(20, 1))],
     ids=["nobody named", "pids of outside of the container", "without bytes"],
 )
-def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(world, holdings):
+def test_memory_without_known_owners_is_the_increase_divided_by_shares(world, holdings):
     first, second = world.process(10, 0.75), world.process(20, 0.25)
     world.snapshot(*holdings, used=21 * GB)
     world.snapshot(*holdings, used=5 * GB)
@@ -91,13 +91,13 @@ def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(wor
     assert world.use(second).memory_peak == 5 * GB
 
 
-def test_a_host_that_has_opened_nothing_has_no_memory(world):
+def test_process_that_has_opened_no_device_uses_no_memory(world):
     process = world.process(10)
     world.snapshot(of(77, 1, memory=5 * GB), used=6 * GB)
     assert world.use(process).memory_peak == 0
 
 
-def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(world):
+def test_utilisation_is_the_mean_of_the_device_while_the_process_had_it(world):
     world.now += 10.0  # no trial process used it
     process = world.process(10, 0.5)
     world.snapshot(busy=1.0, after_s=1.0)
@@ -109,7 +109,7 @@ def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(worl
     assert use.seconds == pytest.approx(6.0)
 
 
-def test_energy_is_the_devices_by_the_hosts_share_and_survives_a_new_counter(world):
+def test_energy_of_a_process_is_its_share_and_survives_a_new_counter(world):
     process = world.process(10, 0.5)
     world.snapshot(energy=1400.0)
     world.snapshot(energy=100.0)  # the driver was reloaded
@@ -119,13 +119,13 @@ def test_energy_is_the_devices_by_the_hosts_share_and_survives_a_new_counter(wor
     assert world.use(process).energy_j == (400 + 200) / 2
 
 
-def test_of_a_trial_that_nobody_saw_only_its_time_is_known(world):
+def test_trial_without_snapshots_has_only_its_time(world):
     process = world.process(10)
     world.now += 0.5
     assert world.use(process) == DeviceUse("A", "H100", pytest.approx(0.5))
 
 
-def test_a_host_that_gets_another_trial_is_counted_anew(world):
+def test_process_that_gets_another_trial_is_counted_anew(world):
     process = world.process(10)
     world.snapshot(of(10, 1, memory=9 * GB))
     assert world.use(process).memory_peak == 9 * GB
@@ -136,7 +136,7 @@ def test_a_host_that_gets_another_trial_is_counted_anew(world):
     assert (told.trial, told.attempt, told.devices[0].memory_peak) == ("later", 3, 2 * GB)
 
 
-def test_nothing_is_told_of_hosts_without_devices_nor_of_those_that_never_began(world):
+def test_processes_without_devices_and_those_that_never_began_report_nothing(world):
     assert world.meter.left(world.process(0)) is None
     assert world.meter.left(world.process(10, uuid="0")) is None
     process = world.process(10)

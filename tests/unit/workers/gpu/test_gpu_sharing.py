@@ -57,7 +57,7 @@ def pass_time(gpus, seconds):
 # --- locks ----------------------------------------------------------------------------------------
 
 
-def test_a_device_is_one_nodes_until_that_gives_it_back(locks, other):
+def test_device_belongs_to_one_node_until_it_gives_it_back(locks, other):
     assert other.take("A") == ""
     assert (other.has("A"), locks.has("A")) == (True, False)
     assert locks.take("A") == locks.user("A") == USED
@@ -68,7 +68,7 @@ def test_a_device_is_one_nodes_until_that_gives_it_back(locks, other):
     assert other.user("A") == f"used by process {os.getpid()} (me)"
 
 
-def test_a_worker_is_told_which_search_uses_what_it_is_to_offer(tmp_path, other):
+def test_worker_is_told_which_search_uses_the_device_to_offer(tmp_path, other):
     other.take("B")
     with pytest.raises(
         ConfigError, match=r"GPU B cannot be offered: used by process \d+ \(other\)"
@@ -78,7 +78,7 @@ def test_a_worker_is_told_which_search_uses_what_it_is_to_offer(tmp_path, other)
     take_gpus([Gpu("A"), Gpu("B")], "worker me", str(tmp_path)).give_back_all()
 
 
-def test_whoever_only_looks_is_waited_for(locks, other, tmp_path, monkeypatch):
+def test_node_that_only_checks_a_lock_is_waited_for(locks, other, tmp_path, monkeypatch):
     other.take("A")
     other.give_back("A")
     looking = os.open(tmp_path / "tunemq-gpu-A.lock", os.O_RDWR)
@@ -88,7 +88,7 @@ def test_whoever_only_looks_is_waited_for(locks, other, tmp_path, monkeypatch):
     assert locks.take("A") == ""
 
 
-def test_a_device_that_cannot_be_locked_is_nobodys(locks, tmp_path):
+def test_device_that_cannot_be_locked_belongs_to_no_node(locks, tmp_path):
     (tmp_path / "tunemq-gpu-A.lock").symlink_to(tmp_path / "precious")
     assert "cannot be locked" in locks.user("A")
     assert "cannot be locked" in locks.take("A")
@@ -109,7 +109,7 @@ def folder_of(*folders):
         return gpu_locks._folder()
 
 
-def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch):
+def test_locks_are_in_a_folder_for_all_users(tmp_path, monkeypatch):
     one, two, last = (tmp_path / name for name in ("one", "two", "last"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert folder_of(one, two, last) == str(last), "none is there"
@@ -128,7 +128,7 @@ def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch)
 # --- availability ---------------------------------------------------------------------------------
 
 
-def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_while(gpus, other):
+def test_device_is_locked_from_a_trials_start_until_it_was_idle_for_a_while(gpus, other):
     assert other.user("A") == ""
     gpus.availability.claim(["A"])
     assert other.user("A")
@@ -144,7 +144,7 @@ def test_a_device_is_this_nodes_from_a_trials_start_until_it_was_idle_for_a_whil
     assert gpus.withheld == []
 
 
-def test_a_trial_that_comes_soon_finds_the_device_still_there(gpus, other):
+def test_trial_that_comes_soon_finds_the_device_still_locked(gpus, other):
     assert starts_on(gpus, "A")
     gpus.end(gpus.process(100, "A"))
     gpus.snapshot()
@@ -154,7 +154,7 @@ def test_a_trial_that_comes_soon_finds_the_device_still_there(gpus, other):
     assert other.user("A")
 
 
-def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
+def test_device_whose_memory_is_not_free_is_not_given_back(gpus, other):
     assert starts_on(gpus, "A")
     process = gpus.process(100, "A")
     gpus.held["A"][100] = 30 * GIB
@@ -167,7 +167,7 @@ def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
     assert other.user("A") == ""
 
 
-def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
+def test_trial_on_two_devices_starts_even_if_snapshots_are_slow(gpus, locks):
     def ask():  # as the admission does after each change
         gpus.availability.claim(["A", "B"])
 
@@ -188,7 +188,7 @@ def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
     assert (locks.has("A"), locks.has("B")) == (True, True)
 
 
-def test_what_another_node_uses_is_withheld_until_it_does_not(gpus, other):
+def test_device_in_use_by_another_node_is_withheld_until_it_is_free(gpus, other):
     other.take("A")
     gpus.held["A"][7] = 60 * GIB
     gpus.snapshot()
@@ -203,14 +203,14 @@ def test_what_another_node_uses_is_withheld_until_it_does_not(gpus, other):
     assert gpus.availability.foreign == {}
 
 
-def test_what_another_node_has_taken_unseen_is_withheld_when_a_trial_is_to_start_there(gpus, other):
+def test_device_taken_unseen_by_another_node_is_withheld_when_a_trial_starts_there(gpus, other):
     other.take("A")
     gpus.availability.claim(["A"])
     assert gpus.withheld == [{"A": USED}]
     assert gpus.why("A") == f"GPU A: {USED}"
 
 
-def test_of_several_devices_a_node_takes_all_or_none(gpus, locks, other):
+def test_node_takes_all_or_none_of_several_devices(gpus, locks, other):
     other.take("B")
     gpus.availability.claim(["A", "B"])
     assert other.user("A") == ""
@@ -220,7 +220,7 @@ def test_of_several_devices_a_node_takes_all_or_none(gpus, locks, other):
     assert (locks.has("A"), locks.has("B")) == (True, True)
 
 
-def test_what_one_has_left_there_is_waited_for(gpus, other):
+def test_leftover_memory_of_a_process_is_waited_for(gpus, other):
     other.take("A")
     gpus.snapshot()
     other.give_back("A")
@@ -243,7 +243,7 @@ def test_what_one_has_left_there_is_waited_for(gpus, other):
     )
 )
 @settings(max_examples=25, deadline=None)
-def test_no_device_ever_has_hosts_of_two_nodes_and_none_waits_for_ever(steps):
+def test_no_device_ever_has_processes_of_two_nodes_and_no_trial_waits_for_ever(steps):
     with tempfile.TemporaryDirectory() as folder:
         nodes = [Gpus("A", "B", locks=GpuLocks(name, folder)) for name in ("one", "two")]
         processes = [[], []]
@@ -273,7 +273,7 @@ def test_no_device_ever_has_hosts_of_two_nodes_and_none_waits_for_ever(steps):
 # --- admission ------------------------------------------------------------------------------------
 
 
-def test_a_trial_on_a_device_that_another_node_has_taken_unseen_is_given_back(locks, other):
+def test_trial_on_a_device_taken_unseen_by_another_node_is_given_back(locks, other):
     node = GpuNode(locks)
     node.gpus.snapshot()
     other.take("A")

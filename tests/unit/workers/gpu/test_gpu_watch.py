@@ -71,7 +71,7 @@ def watching():
         watch._thread.join(60)
 
 
-def test_the_driver_is_asked_at_once_and_again_when_somebody_cannot_wait(watching):
+def test_driver_is_queried_at_once_and_again_on_an_urgent_request(watching):
     watch, driver, snapshots = watching()
     first = snapshots.get(timeout=60)
     assert first.devices["A"].used == 5.0
@@ -83,7 +83,7 @@ def test_the_driver_is_asked_at_once_and_again_when_somebody_cannot_wait(watchin
     assert driver.asked == ["A", "A"]
 
 
-def test_who_cannot_wait_while_the_driver_is_being_asked_has_it_asked_once_more(watching):
+def test_urgent_request_during_a_query_starts_one_more(watching):
     watch, driver, snapshots = watching()
     snapshots.get(timeout=60)
     watch.poll_within(0.0)
@@ -93,7 +93,7 @@ def test_who_cannot_wait_while_the_driver_is_being_asked_has_it_asked_once_more(
     assert snapshots.get(timeout=60).asked_at < snapshots.get(timeout=60).asked_at
 
 
-def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
+def test_driver_without_use_of_devices_is_queried_again(watching):
     watch, driver, _ = watching(period_s=0.01)
     driver.gate.release(100_000)
     eventually(lambda: watch.gpu_metrics == (GpuMetrics("A", 0.5, 5.0),))
@@ -103,7 +103,7 @@ def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
     eventually(lambda: watch.gpu_metrics)
 
 
-def test_a_driver_that_fails_as_nobody_expects_is_asked_again_and_told_of_once(watching, caplog):
+def test_driver_that_fails_unexpectedly_is_queried_again_and_reported_once(watching, caplog):
     watch, driver, snapshots = watching(period_s=0.01)
     snapshots.get(timeout=60)
     driver.is_mad = True

@@ -64,7 +64,7 @@ class World:
         return decode_node_event(self.events[-1][1])
 
 
-def test_lines_are_few_and_of_both_files(tmp_path):
+def test_failure_output_has_few_lines_of_both_files(tmp_path):
     (tmp_path / "stdout").write_text("".join(f"line {n}\n" for n in range(50)))
     (tmp_path / "stderr").write_text("a warning\n\n")
     shown = as_text(read_last(str(tmp_path)))
@@ -72,7 +72,7 @@ def test_lines_are_few_and_of_both_files(tmp_path):
     assert shown.endswith("line 49\n\nThe last lines of stderr:\na warning\n")
 
 
-def test_what_is_no_text_and_what_would_move_the_cursor_is_replaced(tmp_path):
+def test_invalid_text_and_cursor_movements_are_replaced(tmp_path):
     (tmp_path / "stdout").write_bytes(b"\xff\x00\x1b[2J\tend\r\n 1%\r99%\n\x9b")
     assert as_text(read_last(str(tmp_path))).splitlines()[1:] == [
         "\ufffd\ufffd\ufffd[2J\tend",
@@ -81,13 +81,13 @@ def test_what_is_no_text_and_what_would_move_the_cursor_is_replaced(tmp_path):
     ]
 
 
-def test_a_line_without_end_is_cut_and_nothing_printed_is_nothing_shown(tmp_path):
+def test_endless_line_is_cut_and_empty_output_shows_nothing(tmp_path):
     assert as_text(read_last(str(tmp_path))) == ""
     (tmp_path / "stdout").write_bytes(b"x" * 10_000_000)
     assert len(as_text(read_last(str(tmp_path)))) < 4000
 
 
-def test_what_a_trial_puts_in_the_place_of_its_output_is_neither_waited_for_nor_followed(tmp_path):
+def test_replaced_output_file_is_neither_waited_for_nor_followed(tmp_path):
     (tmp_path / "other").write_text("of somebody else\n")
     (tmp_path / "stderr").symlink_to(tmp_path / "other")
     os.mkfifo(tmp_path / "stdout")
@@ -100,7 +100,7 @@ def test_what_a_trial_puts_in_the_place_of_its_output_is_neither_waited_for_nor_
         os.close(pipe)
 
 
-def test_stacks_stand_below_what_was_printed_whole(tmp_path):
+def test_stacks_stand_whole_below_the_output(tmp_path):
     stacks = (
         "Current thread 0x00007 (most recent call first):\n" + 40 * '  File "a.py", line 1 in f\n'
     )
@@ -110,7 +110,7 @@ def test_stacks_stand_below_what_was_printed_whole(tmp_path):
     assert shown.endswith(f"What its threads were doing:\n{stacks}")
 
 
-def test_a_failure_says_what_its_attempt_printed_and_not_what_one_before_it_did(tmp_path):
+def test_failure_shows_only_the_output_of_its_attempt(tmp_path):
     (tmp_path / "stdout").write_text("the first\n")
     with World(tmp_path) as world:
         world.say(started(1), failed(1))
@@ -124,7 +124,7 @@ def test_a_failure_says_what_its_attempt_printed_and_not_what_one_before_it_did(
         assert "the first\nthe second" in world.last.output
 
 
-def test_what_is_no_failure_or_of_no_host_is_passed_on_as_it_came(tmp_path):
+def test_events_that_are_no_failure_of_a_process_are_passed_unchanged(tmp_path):
     (tmp_path / "stdout").write_text("something\n")
     world = World(tmp_path)
     events = [started(), ResultReported("a", 1, 1, {"x": 1}, 0.0, 1.0, 1.0, 1.0, 1), failed(9)]
@@ -133,9 +133,7 @@ def test_what_is_no_failure_or_of_no_host_is_passed_on_as_it_came(tmp_path):
     assert [event for _, event in world.events] == [*map(encode, events), encode(failed(1))]
 
 
-def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
-    tmp_path, monkeypatch
-):
+def test_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(tmp_path, monkeypatch):
     monkeypatch.setattr(failure_output, "TIMEOUT_S", 0.02)
     continues = threading.Event()
     asked = []
@@ -158,7 +156,7 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
     assert world.last.output == "The last lines of stdout:\nread\n"
 
 
-def test_many_failures_on_a_slow_disk_cost_the_loop_no_more_than_one(tmp_path, monkeypatch):
+def test_many_failures_on_a_slow_disk_delay_the_loop_no_longer_than_one(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(failure_output, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(failure_output, "PERIOD_S", 1000.0)

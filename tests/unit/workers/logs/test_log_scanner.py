@@ -51,7 +51,7 @@ def add(path: Path, text: str | bytes) -> None:
 # --- lines ----------------------------------------------------------------------------------------
 
 
-def test_lines_come_once_each_when_they_are_whole(path: Path) -> None:
+def test_lines_come_once_when_they_are_complete(path: Path) -> None:
     file = LogFile(str(path), 0)
     assert file.lines() == []
     add(path, "one\ntw")
@@ -63,7 +63,7 @@ def test_lines_come_once_each_when_they_are_whole(path: Path) -> None:
     assert file.lines(is_last=True) == []
 
 
-def test_what_was_there_before_is_not_read(path: Path) -> None:
+def test_earlier_output_is_not_read(path: Path) -> None:
     add(path, "of the attempt before\n")
     file = LogFile(str(path), path.stat().st_size)
     add(path, "mine\n")
@@ -71,7 +71,7 @@ def test_what_was_there_before_is_not_read(path: Path) -> None:
     assert end_of(str(path), len("of the attempt before\n"), 1000) == b"mine\n"
 
 
-def test_of_a_long_line_the_beginning_counts_however_it_comes(path: Path) -> None:
+def test_long_line_is_matched_at_its_beginning_however_it_is_split(path: Path) -> None:
     file = LogFile(str(path), 0)
     for _ in range(5):
         add(path, "a" * 2000)
@@ -80,7 +80,7 @@ def test_of_a_long_line_the_beginning_counts_however_it_comes(path: Path) -> Non
     assert file.lines() == ["a" * LINE_BYTES, "next"]
 
 
-def test_of_very_much_the_newest_counts(path: Path) -> None:
+def test_large_output_is_matched_at_its_newest_part(path: Path) -> None:
     file = LogFile(str(path), 0)
     add(path, b"old\n" + b"filler\n" * LOOK_BYTES + b"new\n")
     lines = file.lines()
@@ -89,12 +89,12 @@ def test_of_very_much_the_newest_counts(path: Path) -> None:
     assert sum(len(line) + 1 for line in lines) <= LOOK_BYTES
 
 
-def test_what_is_no_text_is_read_all_the_same(path: Path) -> None:
+def test_invalid_text_is_read_all_the_same(path: Path) -> None:
     add(path, b"\xff\x00 ECC \xc3\n")
     assert "ECC" in LogFile(str(path), 0).lines()[0]
 
 
-def test_a_file_that_was_shortened_is_read_on_where_it_was(path: Path) -> None:
+def test_shortened_file_is_read_from_the_same_place(path: Path) -> None:
     file = LogFile(str(path), 0)
     add(path, "".join(f"line {number}\n" for number in range(1000)))
     length = path.stat().st_size
@@ -111,7 +111,7 @@ def test_a_file_that_was_shortened_is_read_on_where_it_was(path: Path) -> None:
     assert file.lines() == ["emptied"]
 
 
-def test_nothing_is_opened_that_is_no_file_of_the_trial(tmp_path: Path) -> None:
+def test_only_regular_files_of_the_trial_are_opened(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("key\n")
     (tmp_path / "link").symlink_to(secret)
@@ -125,7 +125,7 @@ def test_nothing_is_opened_that_is_no_file_of_the_trial(tmp_path: Path) -> None:
 # --- patterns -------------------------------------------------------------------------------------
 
 
-def test_the_first_line_that_matches_is_shown_around_what_matches() -> None:
+def test_first_matching_line_is_shown_around_the_match() -> None:
     patterns = LogPatterns()
     assert patterns.search("b+", ["a", "xbby", "b"]) == "xbby"
     assert patterns.search("c", ["a"]) is None
@@ -137,7 +137,7 @@ def test_the_first_line_that_matches_is_shown_around_what_matches() -> None:
     assert patterns.search("red", ["\x1b[31mred\x07"]) == "[31mred"
 
 
-def test_a_pattern_that_would_take_for_ever_is_left_out_soon_and_others_are_not() -> None:
+def test_pattern_that_would_take_for_ever_is_dropped_soon_and_others_are_not() -> None:
     patterns = LogPatterns(budget_s=0.05)
     began = time.process_time()
     with pytest.raises(PatternDisabled, match=r"it took more than 0\.05 s"):
@@ -149,7 +149,7 @@ def test_a_pattern_that_would_take_for_ever_is_left_out_soon_and_others_are_not(
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
 
 
-def test_a_pattern_that_this_python_does_not_know_is_left_out() -> None:
+def test_pattern_unknown_to_this_python_is_dropped() -> None:
     with pytest.raises(PatternDisabled, match="it cannot be used here"):
         LogPatterns().search("(", ["x"])
 
@@ -179,7 +179,7 @@ def told(tmp_path: Path) -> Told:
     return Told(tmp_path)
 
 
-def test_each_pattern_is_told_once_whichever_file_it_comes_in(told: Told) -> None:
+def test_each_pattern_is_reported_once_whichever_file_matches(told: Told) -> None:
     told.scanner.obey(FollowOutput(1, told.output("ECC", "NCCL")))
     told.scanner.look()
     assert told.take() == []
@@ -194,13 +194,13 @@ def test_each_pattern_is_told_once_whichever_file_it_comes_in(told: Told) -> Non
     assert told.take() == [matched, OutputFinished(1, is_cuda_memory=False)]
 
 
-def test_a_process_that_was_started_again_reads_all_from_the_beginning(told: Told) -> None:
+def test_restarted_process_reads_all_from_the_beginning(told: Told) -> None:
     add(told.folder / "stderr", "before\nECC\n")
     told.scanner.obey(FinishOutput(7, told.output("ECC", printed=(0, 7)), asks_memory=False))
     assert told.take() == [LineMatched(7, "ECC", "ECC"), OutputFinished(7, is_cuda_memory=False)]
 
 
-def test_who_is_left_is_not_read(told: Told) -> None:
+def test_dropped_trial_is_not_read(told: Told) -> None:
     told.scanner.obey(FollowOutput(1, told.output("ECC")))
     told.scanner.obey(ForgetOutput(1))
     told.scanner.obey(ForgetOutput(2))
@@ -209,7 +209,7 @@ def test_who_is_left_is_not_read(told: Told) -> None:
     assert told.take() == []
 
 
-def test_a_pattern_that_takes_too_long_is_told_of_and_the_others_are_found(told: Told) -> None:
+def test_pattern_that_takes_too_long_is_reported_and_the_others_are_found(told: Told) -> None:
     add(told.folder / "stdout", f"{MANY_X}\nECC\n")
     told.scanner.obey(FinishOutput(1, told.output(CATASTROPHIC, "ECC"), asks_memory=False))
     left_out, matched, finished = told.take()
@@ -221,7 +221,7 @@ def test_a_pattern_that_takes_too_long_is_told_of_and_the_others_are_found(told:
     )
 
 
-def test_memory_of_a_gpu_that_ran_out_is_found_at_the_end_where_it_is_asked_for(told: Told) -> None:
+def test_gpu_memory_error_at_the_end_of_the_output_is_found_on_request(told: Told) -> None:
     add(told.folder / "stderr", "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n")
     add(told.folder / "stderr", "torchrun: a rank has failed\n" * 100)
     for asks_memory in (True, False):
@@ -229,7 +229,7 @@ def test_memory_of_a_gpu_that_ran_out_is_found_at_the_end_where_it_is_asked_for(
         assert told.take() == [OutputFinished(1, is_cuda_memory=asks_memory)]
 
 
-def test_memory_that_ran_out_long_ago_was_lived_through(told: Told, tmp_path: Path) -> None:
+def test_memory_error_that_the_trial_survived_is_ignored(told: Told, tmp_path: Path) -> None:
     before = "CUDA out of memory, in the attempt before\n"
     add(told.folder / "stderr", before)
     told.scanner.obey(FinishOutput(1, told.output(printed=(0, len(before))), asks_memory=True))

@@ -151,7 +151,7 @@ def follows(world: World) -> World:
     return world
 
 
-def test_where_nothing_is_looked_for_all_is_passed_on_and_no_process_is_started(
+def test_without_patterns_all_events_pass_and_no_process_is_started(
     world: World,
 ) -> None:
     world.process()
@@ -162,7 +162,7 @@ def test_where_nothing_is_looked_for_all_is_passed_on_and_no_process_is_started(
 
 
 @pytest.mark.parametrize("failure", [failed(), DIED])
-def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
+def test_f23_failure_and_later_events_come_after_the_output(
     follows: World, failure: NodeEvent
 ) -> None:
     follows.say(RESULT, failure, FREED)
@@ -180,7 +180,7 @@ def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
     assert not follows.watch.is_holding
 
 
-def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) -> None:
+def test_output_match_is_reported_at_once_and_only_once(follows: World) -> None:
     for _ in range(2):
         follows.supervisor.answer(LineMatched(1, ECC, "ECC"))
     assert len(follows.take()) == 1
@@ -191,7 +191,7 @@ def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) ->
 
 
 @pytest.mark.parametrize("end", [TrialFinished("a", 1), TrialPaused("a", 1), FREED])
-def test_who_ends_well_is_not_waited_for(follows: World, end: NodeEvent) -> None:
+def test_trial_that_ends_well_is_not_delayed(follows: World, end: NodeEvent) -> None:
     follows.say(end)
     assert follows.take() == [end]
     assert follows.supervisor.orders == [ForgetOutput(1)]
@@ -199,7 +199,7 @@ def test_who_ends_well_is_not_waited_for(follows: World, end: NodeEvent) -> None
     assert follows.take() == []
 
 
-def test_others_are_not_held_up(follows: World) -> None:
+def test_other_trials_are_not_delayed(follows: World) -> None:
     follows.process(trial="b")
     other = TrialProcessDied("b", 1, 8, 9, None, 0.0)
     follows.take()
@@ -207,7 +207,7 @@ def test_others_are_not_held_up(follows: World) -> None:
     assert follows.take() == [RESULT, other]
 
 
-def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows: World) -> None:
+def test_process_that_does_not_answer_is_replaced_and_the_failure_reported(follows: World) -> None:
     follows.process(ECC, trial="b")
     follows.take()
     follows.say(DIED, FREED)
@@ -221,7 +221,7 @@ def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows
     assert [type(one) for one in follows.supervisor.orders] == [FollowOutput]
 
 
-def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then_on(
+def test_delayed_events_are_reported_before_the_node_ends(
     follows: World,
 ) -> None:
     follows.process(ECC, trial="b")
@@ -238,7 +238,7 @@ def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then
     assert follows.warned == []
 
 
-def test_a_node_that_ends_has_it_told_before_its_deregistration() -> None:
+def test_node_that_ends_reports_matches_before_its_deregistration() -> None:
     clock, node = Clock(), MagicMock()
     node._reactor = clock
     NodeLoop._end_trial_processes(node)
@@ -249,7 +249,7 @@ def test_a_node_that_ends_has_it_told_before_its_deregistration() -> None:
     node._deregister.assert_called_once_with()
 
 
-def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
+def test_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
     follows: World,
 ) -> None:
     follows.say(DIED)
@@ -264,7 +264,7 @@ def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
     assert follows.take() == [DIED]
 
 
-def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: World) -> None:
+def test_dropped_pattern_is_reported_once_to_each_experiment(follows: World) -> None:
     for _ in range(2):
         follows.supervisor.answer(PatternDropped(1, ECC, "it took more than 0.25 s"))
     [warning] = follows.warned
@@ -273,7 +273,7 @@ def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: Wor
     )
 
 
-def test_a_process_with_nothing_to_read_is_let_go(follows: World) -> None:
+def test_idle_process_is_ended(follows: World) -> None:
     follows.say(FREED)
     follows.clock.advance(1000)
     assert follows.supervisor.ends == ["it had nothing to do"]
@@ -292,7 +292,7 @@ def test_a_process_with_nothing_to_read_is_let_go(follows: World) -> None:
     ],
 )
 @pytest.mark.parametrize("resources", [{"gpu": 0.5}, {"gpu_memory": 1e9}])
-def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of(
+def test_f23_gpu_memory_error_in_a_child_is_the_cause_of_the_failure(
     world: World, failure: NodeEvent, told: NodeEvent, resources: dict[str, float]
 ) -> None:
     world.process(**resources)
@@ -316,9 +316,7 @@ def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of
         msgspec.structs.replace(DIED, cause="memory"),
     ],
 )
-def test_a_failure_that_says_itself_what_it_is_is_told_at_once(
-    world: World, failure: NodeEvent
-) -> None:
+def test_failure_with_a_known_cause_is_reported_at_once(world: World, failure: NodeEvent) -> None:
     world.process(gpu=1.0)
     world.take()
     world.say(failure, FREED)
@@ -360,7 +358,7 @@ def real(
     assert Path(log).read_text() == ""
 
 
-def test_f23_the_last_line_before_a_death_is_told_before_it(real: Any, tmp_path: Path) -> None:
+def test_f23_last_line_before_a_death_is_reported_before_it(real: Any, tmp_path: Path) -> None:
     reactor, say, emitted = real
     (tmp_path / output_files.STDERR).write_text(f"{ECC}, of the attempt before\n")
     began = msgspec.structs.replace(started(), printed=output_files.sizes(str(tmp_path)))

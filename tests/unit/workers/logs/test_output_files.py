@@ -22,12 +22,12 @@ class Broken:
 
 
 @pytest.mark.parametrize("stream", [None, 4, Broken()])
-def test_flush_stream_of_a_trial_that_is_none_does_not_raise(monkeypatch, stream):
+def test_flush_stream_of_a_closed_or_missing_stream_does_not_raise(monkeypatch, stream):
     monkeypatch.setattr(sys, "stdout", stream)
     output_files.flush()
 
 
-def test_a_file_below_the_limit_stays_as_it_is(tmp_path):
+def test_file_below_the_limit_stays_unchanged(tmp_path):
     path = tmp_path / "stdout"
     path.write_bytes(lines(100))
 
@@ -36,7 +36,7 @@ def test_a_file_below_the_limit_stays_as_it_is(tmp_path):
     assert path.read_bytes() == lines(100)
 
 
-def test_a_file_above_the_limit_keeps_its_newest_half_in_whole_lines(tmp_path):
+def test_file_above_the_limit_keeps_its_newest_half_in_whole_lines(tmp_path):
     path = tmp_path / "stdout"
     path.write_bytes(lines(1000))
 
@@ -48,7 +48,7 @@ def test_a_file_above_the_limit_keeps_its_newest_half_in_whole_lines(tmp_path):
     assert first == b"[%d bytes of older output dropped]\n" % (12000 - len(b"".join(rest)))
 
 
-def test_whoever_writes_to_a_shortened_file_continues_at_its_end(tmp_path):
+def test_writer_of_a_shortened_file_continues_at_its_end(tmp_path):
     path = tmp_path / "stdout"
     with open(path, "ab", buffering=0) as writer:
         writer.write(lines(1000))
@@ -60,7 +60,7 @@ def test_whoever_writes_to_a_shortened_file_continues_at_its_end(tmp_path):
     assert path.read_bytes().endswith(b"\nmore\n")
 
 
-def test_one_endless_line_is_shortened_too(tmp_path):
+def test_single_endless_line_is_shortened_too(tmp_path):
     path = tmp_path / "stdout"
     path.write_bytes(b"x" * 5000)
 
@@ -69,14 +69,12 @@ def test_one_endless_line_is_shortened_too(tmp_path):
     assert path.stat().st_size < 1200
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         output_files.cap(os.path.join(tmp_path, "stdout"))
 
 
-def test_the_files_of_a_trial_that_ends_are_shortened_and_missing_ones_do_no_harm(
-    tmp_path, monkeypatch
-):
+def test_files_of_a_trial_that_ends_are_shortened_and_missing_ones_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(output_files, "LIMIT_BYTES", 1200)
     (tmp_path / "stderr").write_bytes(lines(1000))
     output_files.settle(str(tmp_path))
@@ -84,7 +82,7 @@ def test_the_files_of_a_trial_that_ends_are_shortened_and_missing_ones_do_no_har
     output_files.settle(str(tmp_path / "none"))
 
 
-def test_file_that_its_trial_makes_longer_and_shorter_meanwhile_is_read_in_part_only(tmp_path):
+def test_file_whose_length_its_trial_changes_meanwhile_is_read_only_in_part(tmp_path):
     path = tmp_path / "stdout"
     code = (
         "import os, sys, time\n"

@@ -40,26 +40,26 @@ def of_scheduler_at(path):
     return of_scheduler(made).orders.signer.hex().encode()
 
 
-def test_nothing_is_said_where_both_have_the_same_keys(watched):
+def test_same_keys_cause_no_warning(watched):
     assert watched(own) == []
 
 
-def test_nothing_is_said_where_nobody_has_keys_or_nobody_is_there(watched):
+def test_missing_keys_on_both_sides_or_a_missing_scheduler_cause_no_warning(watched):
     assert watched(lambda _: b"", has_keys=False) == []
     assert watched(lambda _: b"", has_scheduler=False) == []
 
 
-def test_a_worker_without_keys_is_told_once_to_have_some(watched):
+def test_worker_without_keys_is_warned_once(watched):
     (told,) = watched(lambda _: b"00" * 8, has_keys=False)
     assert "--keys worker.toml" in told
 
 
-def test_a_worker_with_keys_is_told_that_its_scheduler_has_none(watched):
+def test_worker_with_keys_is_warned_that_its_scheduler_has_none(watched):
     (told,) = watched(lambda _: b"")
     assert "--keys scheduler.toml" in told
 
 
-def test_a_scheduler_that_has_just_begun_has_not_said_yet_what_it_signs_with(watched):
+def test_scheduler_that_has_just_begun_causes_no_warning(watched):
     assert watched(lambda _: b"", seconds=4) == []
 
 
@@ -84,7 +84,7 @@ def test_key_watch_agrees_only_with_scheduler_that_signs_with_a_known_key(
 
 
 @pytest.mark.parametrize("signs", [b"00" * 8, b"no key \x1b[31m", b"\xff" * 10_000])
-def test_a_worker_with_other_keys_is_told_which_one_the_scheduler_signs_with(watched, signs):
+def test_worker_with_other_keys_is_told_the_key_of_the_scheduler(watched, signs):
     (told,) = watched(lambda _: signs)
     assert "is not in" in told
     assert told.isprintable()

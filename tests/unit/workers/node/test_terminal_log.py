@@ -14,22 +14,22 @@ def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRe
     return logging.LogRecord("tunemq_workers", level, __file__, 1, text, args, None)
 
 
-def test_events_for_people_are_told_in_words():
+def test_events_for_users_are_logged_in_words():
     told = format_log_event(record("trial.started trial=%s attempt=%d pid=%d", "a_00001", 2, 77))
     assert told == "Trial a_00001 runs (attempt 2, process 77)."
 
 
-def test_other_events_are_told_if_they_warn():
+def test_other_events_are_logged_if_they_are_warnings():
     assert format_log_event(record("consumer.started pid=%d", 7)) is None
     warned = record("consumer.died pid=%s", 7, level=logging.WARNING)
     assert format_log_event(warned) == "consumer.died pid=7"
 
 
-def test_an_event_whose_fields_have_changed_is_told_as_it_is():
+def test_event_with_changed_fields_is_logged_as_it_is():
     assert format_log_event(record("trial.started trial=%s", "a")) == "trial.started trial=a"
 
 
-def test_names_in_warnings_break_no_line_and_steer_no_terminal():
+def test_names_in_warnings_break_no_line_and_send_no_terminal_codes():
     stream = io.StringIO()
     terminal = TerminalHandler(stream)
     terminal.emit(record("cache.not_opened folder=%s", "a\x1b[31m\nb", level=logging.WARNING))
@@ -41,7 +41,7 @@ def test_names_in_warnings_break_no_line_and_steer_no_terminal():
     assert shown == "INFO cache.opened \\x9b\\n\\r"
 
 
-def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):
+def test_terminal_log_writes_timed_lines_until_it_is_closed(monkeypatch):
     monkeypatch.setattr(terminal_module, "_FLUSH_S", 60.0)  # for a busy machine
     stream = io.StringIO()
     terminal = TerminalHandler(stream)
@@ -52,7 +52,7 @@ def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):
     assert said == "Ended.\n"
 
 
-def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
+def test_terminal_that_is_closed_or_stuck_blocks_no_logging():
     class Stuck(io.StringIO):
         let_go = threading.Event()
 

@@ -37,7 +37,7 @@ def said(path: Path) -> str:
     return path.read_text().rstrip().split(" ", 4)[4]
 
 
-def test_a_node_is_ready_as_long_as_its_lease_was_confirmed_lately(tmp_path, clock):
+def test_node_is_ready_while_its_lease_was_confirmed_recently(tmp_path, clock):
     path = tmp_path / "health"
     node = WorkerHealth(ServiceHealth("worker", str(path)), Reactor())
     node.start(lambda: 2)
@@ -58,9 +58,7 @@ def test_a_node_is_ready_as_long_as_its_lease_was_confirmed_lately(tmp_path, clo
     assert said(path) == "stopping trials: 2"
 
 
-def test_a_loop_that_goes_round_says_so_and_one_that_nobody_listens_to_does_not_go_round(
-    tmp_path, clock
-):
+def test_running_loop_is_reported_and_a_loop_without_a_supervisor_is_not(tmp_path, clock):
     reactor = Reactor()
     WorkerHealth(ServiceHealth("worker"), reactor).start(lambda: 0)
     assert reactor._until_due() is None
@@ -98,7 +96,7 @@ with own_files():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has nodes whose trials are another user's")
-def test_where_trials_are_another_users_the_file_is_the_nodes(tmp_path):
+def test_health_file_belongs_to_the_node_if_trials_run_as_another_user(tmp_path):
     tmp_path.chmod(0o700)
     done = subprocess.run(
         [sys.executable, "-c", _AS_ANOTHER, str(tmp_path / "health")],

@@ -43,7 +43,7 @@ def test_consumers_get_the_address_of_redis_and_no_key_of_a_store(sent):
     assert sent == {"TUNEMQ_REDIS": "redis://:secret@host/0"}
 
 
-def test_other_children_get_what_they_need_and_else_nothing(sent, tmp_path):
+def test_other_children_get_only_the_keys_that_they_need(sent, tmp_path):
     options = argparse.Namespace(trial_user=None, workdir=str(tmp_path))
     node_setup._start(options, "transfers", "log", STORE_KEYS)
     assert sent == {name: KEYS[name] for name in STORE_KEYS}

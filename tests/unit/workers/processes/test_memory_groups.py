@@ -48,7 +48,7 @@ def world(folder, line, files, *, at="service"):
         ),
     ],
 )
-def test_memory_groups_of_a_node_that_may_not_divide_its_own_are_none_and_say_why_once(
+def test_memory_groups_of_a_node_that_may_not_divide_its_own_are_none_with_one_warning(
     tmp_path, caplog, line, files, at, why
 ):
     groups = world(tmp_path, line, files, at=at)
@@ -65,7 +65,7 @@ def test_memory_groups_of_a_node_that_may_not_divide_its_own_are_none_and_say_wh
     assert not list((tmp_path / "cgroup").rglob("tunemq-*"))
 
 
-def test_process_that_is_not_proven_enters_no_group_and_its_trial_begins(tmp_path, caplog):
+def test_process_without_proof_enters_no_group_and_its_trial_begins(tmp_path, caplog):
     groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
     (tmp_path / "h1").mkdir()
     groups._folders["h1"] = str(tmp_path / "h1")

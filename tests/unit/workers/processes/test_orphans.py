@@ -35,7 +35,7 @@ class World:
         return self.is_done
 
 
-def test_what_the_node_itself_runs_is_no_orphan():
+def test_process_of_the_node_itself_is_no_orphan():
     world = World()
     with subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as own:
         orphan = subprocess.Popen(SLEEPS, stdin=subprocess.PIPE, start_new_session=True)
@@ -47,7 +47,7 @@ def test_what_the_node_itself_runs_is_no_orphan():
 
 
 @pytest.mark.parametrize("vanishes", ["at first", "then", "at last"])
-def test_children_that_another_thread_has_waited_for_are_let_go(monkeypatch, vanishes):
+def test_children_reaped_by_another_thread_are_ignored(monkeypatch, vanishes):
     world = World()
     gone = subprocess.Popen(SLEEPS, stdin=subprocess.DEVNULL, start_new_session=True)
     gone.wait()

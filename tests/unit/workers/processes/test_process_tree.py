@@ -35,7 +35,7 @@ def test_children_are_found_without_the_kernels_list(proc):
     assert sorted(children_of(10, str(proc))) == [20, 30, 40]
 
 
-def test_the_kernels_list_is_read_for_every_thread(proc):
+def test_kernels_list_is_read_for_every_thread(proc):
     (proc / "thread-self").mkdir()
     (proc / "thread-self/children").write_text("")
     (proc / "10/task/10/children").write_text("20 30 ")
@@ -44,7 +44,7 @@ def test_the_kernels_list_is_read_for_every_thread(proc):
     assert sorted(children_of(10, str(proc))) == [20, 30, 60]
 
 
-def test_who_has_just_ended_has_no_children_and_not_everybody_is_asked_for_them(proc):
+def test_ended_process_has_no_children_and_causes_no_full_scan(proc):
     (proc / "thread-self").mkdir()
     (proc / "thread-self/children").write_text("")
     (proc / "10/task/11/children").write_text("60 ")
@@ -54,13 +54,13 @@ def test_who_has_just_ended_has_no_children_and_not_everybody_is_asked_for_them(
     assert children_of(99, str(proc)) == []
 
 
-def test_a_process_that_ends_during_the_search_is_no_child(proc):
+def test_process_that_ends_during_the_search_is_no_child(proc):
     (proc / "30" / "stat").unlink()
 
     assert sorted(children_of(10, str(proc))) == [20, 40]
 
 
-def test_the_children_of_a_real_process_are_found():
+def test_children_of_a_real_process_are_found():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in children_of(os.getpid())
         child.communicate(b"\n")
@@ -73,7 +73,7 @@ def asleep() -> int:
     return pid
 
 
-def test_a_child_that_is_nobodys_family_is_left_alone():
+def test_child_outside_any_process_tree_is_left_alone():
     own = asleep()
     process_trees = ProcessTrees(own=children_of(os.getpid()))
     process = asleep()
@@ -97,7 +97,7 @@ def has_ended() -> int:
     return pid
 
 
-def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(monkeypatch):
+def test_living_processes_are_killed_youngest_first_before_dead_ones_are_reaped(monkeypatch):
     process_trees = ProcessTrees(own=children_of(os.getpid()))
     older = asleep()
     ended = {has_ended() for _ in range(10)}
@@ -127,7 +127,7 @@ def is_subreaper() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("is_subreaper")
-def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that_it_forked(
+def test_orphan_that_ends_during_the_search_does_not_hide_its_forked_child(
     monkeypatch,
 ):
     process_trees = ProcessTrees(own=children_of(os.getpid()))
@@ -171,7 +171,7 @@ def without_its_first_thread() -> int:
     return pid
 
 
-def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_hosts_end(
+def test_slot_of_a_process_is_not_free_while_an_earlier_orphan_remains(
     monkeypatch,
 ):
     process_trees = ProcessTrees(own=children_of(os.getpid()))
@@ -205,7 +205,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies, monkeypatch):
+def test_killed_process_that_ends_slowly_returns_the_node_to_normal_priority(policies, monkeypatch):
     process_trees = ProcessTrees(own=children_of(os.getpid()))
     process_trees.add("h", process := asleep())
     with monkeypatch.context() as patch:
@@ -218,7 +218,7 @@ def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies
     eventually(lambda: process_trees.reap() and not process_trees)
 
 
-def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(policies, monkeypatch):
+def test_processes_that_cannot_be_killed_return_the_node_to_normal_priority(policies, monkeypatch):
     process_trees = ProcessTrees(own=children_of(os.getpid()))
     orphan, kill = asleep(), os.kill
     process_trees.add("h", process := asleep())
@@ -239,7 +239,7 @@ def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(polic
     eventually(lambda: process_trees.reap() and not process_trees)
 
 
-def test_commands_about_a_host_that_is_gone_are_ignored():
+def test_commands_about_an_ended_process_are_ignored():
     process_trees = ProcessTrees()
 
     process_trees.term("h")

@@ -11,7 +11,7 @@ KINDS = st.integers(0, 255)
 
 
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=300))), st.lists(st.integers(1, 40)))
-def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent, cuts):
+def test_frames_round_trip_however_the_stream_is_cut(sent, cuts):
     stream = b"".join(frame(kind, payload) for kind, payload in sent)
     decoder, received = FrameDecoder(), []
     for cut in cuts:
@@ -22,12 +22,12 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent, cuts):
     assert received == sent
 
 
-def test_a_frame_is_its_length_its_kind_and_its_payload():
+def test_frame_is_its_length_its_kind_and_its_payload():
     assert frame(EVENT, b"abc") == b"\x00\x00\x00\x04Eabc"
     assert frame(IDLE) == b"\x00\x00\x00\x01I"
 
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 0x6C6F7373])
-def test_a_length_that_no_frame_has_is_refused(length):
+def test_frame_of_an_invalid_length_is_rejected(length):
     with pytest.raises(TransportError, match=f"says that it has {length} bytes"):
         FrameDecoder().feed(length.to_bytes(4, "big") + b"E")

@@ -23,7 +23,7 @@ def group(folder: Path, about: str, files: dict[str, str]) -> Cgroup:
     return Cgroup(str(folder / "cgroup"), str(folder / "about"))
 
 
-def test_a_container_has_what_its_root_says(tmp_path):
+def test_container_has_the_limits_of_its_root_group(tmp_path):
     found = group(
         tmp_path,
         "0::/\n",
@@ -34,7 +34,7 @@ def test_a_container_has_what_its_root_says(tmp_path):
     assert found.cpus() == 2.5
 
 
-def test_a_job_of_slurm_has_what_its_own_group_says_and_no_more_than_those_above(tmp_path):
+def test_slurm_job_has_the_limits_of_its_group_and_of_those_above(tmp_path):
     job = "system.slice/slurmstepd.scope/job_7"
     step = f"{job}/step_batch/user/task_0"
     found = group(
@@ -56,7 +56,7 @@ def test_a_job_of_slurm_has_what_its_own_group_says_and_no_more_than_those_above
     assert found.cpus() == 4.0
 
 
-def test_a_job_has_what_its_own_group_of_the_first_version_says(tmp_path):
+def test_job_in_groups_of_version_1_has_the_limits_of_its_group(tmp_path):
     job = "slurm/uid_1000/job_7"
     found = group(
         tmp_path,
@@ -77,7 +77,7 @@ def test_a_job_has_what_its_own_group_of_the_first_version_says(tmp_path):
     assert found.cpus() == 3.0
 
 
-def test_memory_that_only_keeps_copies_of_files_can_be_had(tmp_path):
+def test_memory_of_cached_files_counts_as_available(tmp_path):
     job = "system.slice/job_7"
     found = group(
         tmp_path,
@@ -92,7 +92,7 @@ def test_memory_that_only_keeps_copies_of_files_can_be_had(tmp_path):
     assert found.memory_left_bytes() == 3 * _GIB
 
 
-def test_so_it_is_in_groups_of_the_first_version_with_all_below_them(tmp_path):
+def test_cached_files_below_groups_of_version_1_count_as_available(tmp_path):
     found = group(
         tmp_path,
         "4:memory:/job_7\n",
@@ -105,7 +105,7 @@ def test_so_it_is_in_groups_of_the_first_version_with_all_below_them(tmp_path):
     assert found.memory_left_bytes() == 3 * _GIB
 
 
-def test_what_is_in_use_is_never_less_than_nothing(tmp_path):
+def test_memory_in_use_is_never_negative(tmp_path):
     """The kernel does not write the two files at the same moment."""
     found = group(
         tmp_path,
@@ -116,14 +116,14 @@ def test_what_is_in_use_is_never_less_than_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("about", ["", "0::/somewhere/else/outside\n"])
-def test_where_nothing_is_said_nothing_is_limited(tmp_path, about):
+def test_groups_without_limits_limit_nothing(tmp_path, about):
     found = group(tmp_path, about, {"memory.max": "max", "cpu.max": "max 100000"})
     assert found.memory_bytes() is None
     assert found.memory_left_bytes() is None
     assert found.cpus() is None
 
 
-def test_a_container_that_sees_the_path_of_outside_has_what_its_root_says(tmp_path):
+def test_container_that_sees_an_outside_path_has_the_limits_of_its_root_group(tmp_path):
     found = group(
         tmp_path,
         "0::/docker/0123\n",

@@ -31,24 +31,22 @@ def hidden(monkeypatch):
     return calls
 
 
-def test_keys_are_told_from_what_all_may_see():
+def test_keys_are_distinguished_from_public_variables():
     shown = {"PATH": "/bin", "TUNEMQ_FAILPOINTS": "x", "AWS_REGION": "here"}
     assert split(shown | KEYS) == (shown, KEYS)
 
 
 @pytest.mark.parametrize("name", [*KEYS, "MINIO_SECRET_KEY", "TUNEMQ_X"])
-def test_trials_get_no_key_and_nothing_of_ours(name):
+def test_trials_get_no_key_and_no_variable_of_ours(name):
     assert not is_for_trials(name)
 
 
 @pytest.mark.parametrize("name", ["PATH", "AWS_REGION", "MINIONS", "MY_TUNEMQ_X"])
-def test_trials_get_everything_else(name):
+def test_trials_get_all_other_variables(name):
     assert is_for_trials(name)
 
 
-def test_keys_reach_a_child_over_its_socket_after_it_has_hidden_its_memory(
-    pair, hidden, monkeypatch
-):
+def test_child_receives_keys_over_its_socket_after_hiding_its_memory(pair, hidden, monkeypatch):
     for name in KEYS:
         monkeypatch.delenv(name, raising=False)
     before = len(os.environ)
@@ -65,14 +63,14 @@ def test_keys_reach_a_child_over_its_socket_after_it_has_hidden_its_memory(
             os.environ.pop(name, None)
 
 
-def test_a_child_of_a_node_that_hides_nothing_does_not_either(pair, hidden):
+def test_child_of_a_node_that_hides_nothing_hides_nothing(pair, hidden):
     node, child = pair
     send_keys(node, {}, is_hidden=False)
     take_keys(child)
     assert hidden == []
 
 
-def test_a_child_whose_node_is_gone_already_has_no_keys(pair, hidden):
+def test_child_of_an_ended_node_has_no_keys(pair, hidden):
     node, child = pair
     node.close()
     before = dict(os.environ)

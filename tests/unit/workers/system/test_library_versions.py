@@ -7,13 +7,13 @@ import importlib.metadata
 from tunemq_workers.system.library_versions import installed_versions
 
 
-def test_a_node_knows_the_versions_of_what_is_installed():
+def test_node_knows_the_versions_of_installed_libraries():
     found = installed_versions()
     assert found["numpy"] == importlib.metadata.version("numpy")
     assert found["scikit-learn"] == importlib.metadata.version("scikit-learn")
 
 
-def test_the_first_folder_counts_and_what_is_no_library_of_trials_does_not(tmp_path):
+def test_first_folder_counts_and_libraries_that_trials_do_not_use_are_left_out(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, name in (
         (first, "torch-2.10.0+cu128.dist-info"),

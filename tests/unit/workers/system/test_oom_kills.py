@@ -22,12 +22,12 @@ def begin(*files):
     return clock, kills
 
 
-def test_what_was_counted_before_does_not_count(counter):
+def test_kills_counted_before_are_ignored(counter):
     _, kills = begin(counter)
     assert not kills.is_recent()
 
 
-def test_a_kill_is_recent_for_a_while(counter):
+def test_kill_is_recent_for_a_while(counter):
     clock, kills = begin(counter)
     counter.write_text("oom_kill 8\n")
     assert kills.is_recent()
@@ -37,7 +37,7 @@ def test_a_kill_is_recent_for_a_while(counter):
     assert not kills.is_recent()
 
 
-def test_the_first_file_that_has_the_counter_is_read(tmp_path, counter):
+def test_first_file_that_has_the_counter_is_read(tmp_path, counter):
     without = tmp_path / "memory.oom_control"
     without.write_text("under_oom 0\n")
     _, kills = begin(tmp_path / "none", without, counter)
@@ -45,7 +45,7 @@ def test_the_first_file_that_has_the_counter_is_read(tmp_path, counter):
     assert kills.is_recent()
 
 
-def test_where_there_is_no_counter_nobody_is_said_to_have_died_of_memory(tmp_path):
+def test_without_a_counter_no_death_is_blamed_on_memory(tmp_path):
     clock, kills = begin(tmp_path / "none")
     assert not kills.is_recent()
     assert not clock.timers

@@ -36,16 +36,16 @@ def ann(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["ann", "1234"])
-def test_a_user_is_named_or_numbered_and_has_all_its_groups(ann, text):
+def test_user_is_named_or_numbered_and_has_all_its_groups(ann, text):
     assert find_account(text) == ann
 
 
 @pytest.mark.parametrize("text", ["ann:77", "1234:77"])
-def test_a_group_that_is_named_is_the_only_one(ann, text):
+def test_named_group_is_the_only_one(ann, text):
     assert find_account(text) == ann._replace(gid=77, groups=(77,))
 
 
-def test_a_number_that_no_user_has_needs_a_group(ann):
+def test_number_without_a_user_needs_a_group(ann):
     assert find_account("5:6") == UserAccount("5", 5, 6, (6,), "/")
     with pytest.raises(ConfigError, match="give its group, too: 5:5"):
         find_account("5")
@@ -63,23 +63,23 @@ def test_a_number_that_no_user_has_needs_a_group(ann):
         ("0:5", "is root"),
     ],
 )
-def test_what_names_no_user_is_refused_with_what_to_do(ann, text, why):
+def test_invalid_user_is_rejected_with_the_fix(ann, text, why):
     with pytest.raises(ConfigError, match=why):
         find_account(text)
 
 
-def test_root_itself_is_refused():
+def test_root_is_rejected():
     with pytest.raises(ConfigError, match="--trial-user is root, which is root"):
         find_account("root")
 
 
-def test_only_root_may_have_trials_run_as_somebody_else(monkeypatch):
+def test_only_root_may_run_trials_as_another_user(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only a worker that root starts"):
         find_account("ann")
 
 
-def test_what_belongs_to_the_nodes_login_is_not_the_accounts(ann):
+def test_variables_of_the_nodes_login_are_not_passed_to_the_trial_user(ann):
     own = {
         "HOME": "/root",
         "USER": "root",
@@ -93,7 +93,7 @@ def test_what_belongs_to_the_nodes_login_is_not_the_accounts(ann):
     assert ann.variables(own) == expected
 
 
-def test_without_another_user_own_files_are_opened_as_any_other(monkeypatch):
+def test_without_a_trial_user_files_are_opened_as_usual(monkeypatch):
     monkeypatch.undo()  # as the tests' own user
     with own_files():
         assert os.path.exists("/")

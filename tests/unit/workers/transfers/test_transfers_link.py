@@ -141,12 +141,12 @@ def download(name: str, timeout_s: float = 300) -> DownloadCheckpoint:
     return DownloadCheckpoint("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
 
 
-def test_no_process_is_there_before_the_first_transfer(transfers, processes, reactor):
+def test_no_process_exists_before_the_first_transfer(transfers, processes, reactor):
     run_until(reactor, lambda: True)
     assert (transfers.pid, len(transfers), processes.started) == (None, 0, [])
 
 
-def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
+def test_upload_returns_the_committed_checkpoint(transfers, reactor, children):
     it = Waiting()
     transfers.start(upload("good"), *it.callbacks)
     assert len(transfers) == 1
@@ -156,7 +156,7 @@ def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
     assert children == {transfers.pid}
 
 
-def test_a_failure_says_why_and_whether_anything_is_damaged(transfers, reactor):
+def test_failure_names_the_reason_and_whether_data_is_damaged(transfers, reactor):
     bad, damaged = Waiting(), Waiting()
     transfers.start(download("bad"), *bad.callbacks)
     transfers.start(download("damaged"), *damaged.callbacks)
@@ -173,7 +173,7 @@ def test_one_process_does_all_transfers(transfers, processes, reactor):
     assert len(processes.started) == 1
 
 
-def test_trouble_is_told_and_its_end_too(transfers, reactor):
+def test_problem_and_its_end_are_reported(transfers, reactor):
     it = Waiting()
     transfers.start(download("goes-on"), *it.callbacks)
     run_until(reactor, lambda: it.is_over)
@@ -181,7 +181,7 @@ def test_trouble_is_told_and_its_end_too(transfers, reactor):
     assert it.done
 
 
-def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, processes, reactor):
+def test_ten_requests_for_one_checkpoint_are_one_download(transfers, processes, reactor):
     waiting = [Waiting() for _ in range(10)]
     for it in waiting:
         transfers.start(download("fetched"), *it.callbacks)
@@ -191,7 +191,7 @@ def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, proces
     assert processes.told() == ["t/fetched"]
 
 
-def test_who_comes_later_hears_of_the_trouble(transfers, reactor):
+def test_later_request_learns_of_the_problem(transfers, reactor):
     first, second = Waiting(), Waiting()
     transfers.start(download("troubled"), *first.callbacks)
     run_until(reactor, lambda: first.troubles)
@@ -200,7 +200,7 @@ def test_who_comes_later_hears_of_the_trouble(transfers, reactor):
     run_until(reactor, lambda: second.troubles == ["no answer"])
 
 
-def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, reactor):
+def test_transfer_without_waiting_requests_is_cancelled(transfers, processes, reactor):
     first, second = Waiting(), Waiting()
     numbers = [transfers.start(download("slow"), *it.callbacks) for it in (first, second)]
     run_until(reactor, lambda: processes.told() == ["t/slow"])
@@ -214,7 +214,7 @@ def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, rea
     assert not second.is_over
 
 
-def test_who_comes_while_it_is_being_left_has_it_begun_anew(transfers, processes, reactor):
+def test_request_during_a_cancellation_starts_the_transfer_anew(transfers, processes, reactor):
     first, second = Waiting(), Waiting()
     number = transfers.start(download("slow"), *first.callbacks)
     run_until(reactor, processes.told)
@@ -225,9 +225,7 @@ def test_who_comes_while_it_is_being_left_has_it_begun_anew(transfers, processes
     transfers.cancel(number)
 
 
-def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
-    transfers, processes, reactor
-):
+def test_request_after_a_cancellation_does_not_get_its_result(transfers, processes, reactor):
     processes.arguments = ["quick"]
     first, second = Waiting(), Waiting()
     number = transfers.start(download("slow"), *first.callbacks)
@@ -239,7 +237,7 @@ def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
     transfers.cancel(number)
 
 
-def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor):
+def test_transfer_done_just_after_its_timeout_is_done(transfers, processes, reactor):
     processes.arguments = ["quick"]
     it = Waiting()
     transfers.start(upload("slow", timeout_s=0.3), *it.callbacks)
@@ -247,7 +245,7 @@ def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor)
     assert it.done
 
 
-def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
+def test_transfer_that_takes_too_long_is_cancelled_with_the_last_problem(
     transfers, processes, reactor, time_ends
 ):
     it = Waiting()
@@ -261,7 +259,7 @@ def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
     assert processes.told() == ["t/troubled", "abandon"]
 
 
-def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends):
+def test_each_request_has_its_timeout(transfers, processes, reactor, time_ends):
     short, long = Waiting(), Waiting()
     transfers.start(download("slow", SHORT_S), *short.callbacks)
     number = transfers.start(download("slow", timeout_s=300), *long.callbacks)
@@ -274,7 +272,7 @@ def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends)
     transfers.cancel(number)
 
 
-def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
+def test_process_that_dies_is_replaced_and_gets_unfinished_transfers(
     transfers, processes, reactor, children
 ):
     deaths: list[str] = []
@@ -295,7 +293,7 @@ def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
     assert deaths == slow.troubles[:1]
 
 
-def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers_time_out(
+def test_stopped_transfer_process_is_replaced_long_before_its_transfers_time_out(
     transfers, processes, reactor
 ):
     it = Waiting()
@@ -306,7 +304,7 @@ def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers
     assert "was stopped" in it.troubles[0]
 
 
-def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
+def test_transfer_that_no_request_waits_for_is_not_restarted(transfers, processes, reactor):
     it = Waiting()
     number = transfers.start(upload("slow"), *Waiting().callbacks)
     transfers.start(upload("slower"), *it.callbacks)
@@ -316,7 +314,7 @@ def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
     run_until(reactor, lambda: processes.told()[2:] == ["t/slower"])
 
 
-def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
+def test_process_that_always_dies_does_not_block_requests_for_ever(
     transfers, processes, reactor, time_ends
 ):
     it = Waiting()
@@ -329,7 +327,7 @@ def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
     assert len(processes.started) <= 4
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
+def test_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
     processes.rejections = 2
     it = Waiting()
     transfers.start(upload("good"), *it.callbacks)
@@ -338,7 +336,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, r
     assert "no more processes" in it.troubles[0]
 
 
-def test_a_process_that_does_not_leave_a_transfer_is_killed(
+def test_process_that_does_not_cancel_a_transfer_is_killed(
     transfers, processes, reactor, monkeypatch, time_ends
 ):
     monkeypatch.setattr(transfer_client, "_LEAVING_S", 0.2)
@@ -355,7 +353,7 @@ def test_a_process_that_does_not_leave_a_transfer_is_killed(
     assert not other.is_over
 
 
-def test_a_process_without_work_is_let_go_and_another_comes_with_work(
+def test_idle_process_is_ended_and_another_starts_with_new_work(
     transfers, processes, reactor, children, monkeypatch
 ):
     monkeypatch.setattr(transfer_client, "_IDLE_S", 0.05)
@@ -369,7 +367,7 @@ def test_a_process_without_work_is_let_go_and_another_comes_with_work(
     assert len(processes.started) == 2
 
 
-def test_work_may_come_while_a_process_is_let_go(transfers, reactor):
+def test_work_may_arrive_while_an_idle_process_ends(transfers, reactor):
     first, second = Waiting(), Waiting()
     transfers.start(upload("good"), *first.callbacks)
     run_until(reactor, lambda: first.is_over)
@@ -379,7 +377,7 @@ def test_work_may_come_while_a_process_is_let_go(transfers, reactor):
     assert second.troubles == []
 
 
-def test_whoever_is_told_may_order_and_cancel(transfers, processes, reactor):
+def test_callbacks_may_order_and_cancel_transfers(transfers, processes, reactor):
     waiting = [Waiting() for _ in range(4)]
     numbers = []
 

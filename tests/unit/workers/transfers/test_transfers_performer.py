@@ -115,45 +115,45 @@ def performing(stores: Stores) -> Iterator[Performing]:
         store.close()
 
 
-def test_an_upload_is_answered_with_what_was_committed(performing):
+def test_upload_is_answered_with_the_committed_checkpoint(performing):
     number = performing.upload("quick")
     assert performing.answer(number) == TransferDone(number, UploadResult("sha", 7, ("t/c/a",), 3))
 
 
-def test_a_download_is_answered(performing):
+def test_download_is_answered(performing):
     number = performing.download("quick")
     assert performing.answer(number) == TransferDone(number)
 
 
-def test_a_download_is_never_behind_uploads(performing):
+def test_download_never_waits_for_uploads(performing):
     for _ in range(20):
         performing.upload("slow")
     performing.answer(performing.download("quick"))
     assert not [end for end in performing.ends() if end.id <= 20]
 
 
-def test_a_store_that_does_not_answer_holds_up_no_other(performing):
+def test_store_that_does_not_answer_delays_no_other(performing):
     for _ in range(20):
         performing.upload("slow")
         performing.download("slow")
     performing.answer(performing.upload("quick", "s3://b/other"))
 
 
-def test_few_transfers_continue_at_the_same_time(performing, stores):
+def test_few_transfers_run_at_the_same_time(performing, stores):
     for _ in range(20):
         performing.upload("slow")
     eventually(lambda: stores.going_on)
     assert len(stores.going_on) <= 4
 
 
-def test_a_transfer_can_be_left_while_it_continues(performing, stores):
+def test_running_transfer_can_be_cancelled(performing, stores):
     number = performing.upload("slow")
     eventually(lambda: stores.going_on)
     performing.performer.obey(AbandonTransfer(number))
     assert isinstance(performing.answer(number), TransferFailed)
 
 
-def test_a_transfer_can_be_left_before_it_begins(performing, stores):
+def test_transfer_can_be_cancelled_before_it_begins(performing, stores):
     for _ in range(10):
         performing.upload("slow")
     number = performing.upload("never")
@@ -162,14 +162,14 @@ def test_a_transfer_can_be_left_before_it_begins(performing, stores):
     assert "never" not in stores.going_on
 
 
-def test_leaving_what_is_over_does_nothing(performing):
+def test_cancelling_an_ended_transfer_does_nothing(performing):
     number = performing.upload("quick")
     performing.answer(number)
     performing.performer.obey(AbandonTransfer(number))
     assert len(performing.answers) == 1
 
 
-def test_a_number_may_be_ordered_anew_after_it_failed(performing):
+def test_number_may_be_ordered_again_after_it_failed(performing):
     number = performing.upload("full")
     performing.answer(number)
     performing.performer.obey(
@@ -188,32 +188,32 @@ def test_a_number_may_be_ordered_anew_after_it_failed(performing):
         ("broken", "RuntimeError: nobody thought of this", False),
     ],
 )
-def test_a_failure_is_answered_and_the_next_transfer_continues(performing, key, reason, is_corrupt):
+def test_failure_is_answered_and_the_next_transfer_continues(performing, key, reason, is_corrupt):
     number = performing.download(key)
     assert performing.answer(number) == TransferFailed(number, reason, is_corrupt)
     assert isinstance(performing.answer(performing.download("quick")), TransferDone)
 
 
-def test_trouble_is_told_once_and_its_end_too(performing):
+def test_problem_and_its_end_are_reported_once(performing):
     number = performing.upload("troubled")
     performing.answer(number)
     assert performing.troubles() == ["no answer", ""]
 
 
-def test_another_trouble_is_told_in_time(performing, monkeypatch):
+def test_another_problem_is_reported_in_time(performing, monkeypatch):
     monkeypatch.setattr(performer_module, "_TELL_EVERY_S", 0.0)
     number = performing.upload("troubled")
     performing.answer(number)
     assert performing.troubles() == ["no answer", "busy", ""]
 
 
-def test_a_store_has_one_client(performing, stores):
+def test_store_has_one_client(performing, stores):
     for number in [performing.upload("quick") for _ in range(9)] + [performing.download("quick")]:
         performing.answer(number)
     assert stores.opened == ["s3://b/x"]
 
 
-def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
+def test_clients_of_idle_stores_are_closed_in_time(performing, stores):
     performing.upload("slow", "s3://b/busy")
     for store in range(20):
         performing.answer(performing.upload("quick", f"s3://b/{store}"))
@@ -222,7 +222,7 @@ def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
     assert stores.closed[:3] == ["s3://b/0", "s3://b/1", "s3://b/2"]
 
 
-def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatch):
+def test_invalid_address_fails_its_transfers(performing, monkeypatch):
     def reject(address, _rights):
         raise StoreError(f"{address} has no keys")
 

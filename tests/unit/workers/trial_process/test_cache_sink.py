@@ -110,7 +110,7 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_what_is_written_comes_back_verified(sink, node, source):
+def test_written_checkpoint_comes_back_verified(sink, node, source):
     written = save(sink, source, n=3, attempt=2)
 
     path, state = got(sink, reference(written))
@@ -124,7 +124,7 @@ def test_what_is_written_comes_back_verified(sink, node, source):
     assert node.asked == [frames.ASK_SAVE, FetchCheckpoint(reference(written))]
 
 
-def test_room_is_asked_for_before_anything_is_written(sink, node, source):
+def test_space_is_requested_before_a_file_is_written(sink, node, source):
     node.save_answer = SaveAnswer("", "no room within 1800 s: the store does not answer")
 
     with pytest.raises(StoreError, match="no room within 1800 s"):
@@ -133,7 +133,7 @@ def test_room_is_asked_for_before_anything_is_written(sink, node, source):
     assert not node.cache.exists()
 
 
-def test_files_that_did_not_change_are_linked_to_the_previous_checkpoint(sink, node, source):
+def test_unchanged_files_are_linked_to_the_previous_checkpoint(sink, node, source):
     first = save(sink, source)
     (source / "deep" / "er" / "state").write_bytes(b"other")
     second = save(sink, source, n=2)
@@ -156,7 +156,7 @@ def test_files_are_linked_to_the_checkpoint_that_the_trial_was_restored_from(
     assert file(node, second).samefile(file(node, first))
 
 
-def test_a_previous_checkpoint_that_is_gone_is_done_without(sink, node, source):
+def test_missing_previous_checkpoint_is_no_problem(sink, node, source):
     first = save(sink, source)
     (node.cache / first.key).rename(node.cache / "gone")
 
@@ -165,7 +165,7 @@ def test_a_previous_checkpoint_that_is_gone_is_done_without(sink, node, source):
     assert contents(got(sink, reference(second))[0]) == contents(source)
 
 
-def test_a_damaged_copy_is_fetched_once_more(sink, node, source, caplog):
+def test_damaged_copy_is_fetched_once_more(sink, node, source, caplog):
     written = save(sink, source)
     damage(file(node, written))
     whole = (source / "model.bin").read_bytes()
@@ -179,7 +179,7 @@ def test_a_damaged_copy_is_fetched_once_more(sink, node, source, caplog):
     assert "model.bin" in caplog.text
 
 
-def test_a_copy_that_comes_damaged_again_is_corrupt(sink, node, source):
+def test_copy_that_is_damaged_again_is_corrupt(sink, node, source):
     written = save(sink, source)
     damage(file(node, written))
 
@@ -189,7 +189,7 @@ def test_a_copy_that_comes_damaged_again_is_corrupt(sink, node, source):
     assert len(node.asked) == 3
 
 
-def test_a_copy_that_is_not_where_the_node_said_is_fetched_once_more(sink, node, source):
+def test_copy_that_is_not_where_the_node_said_is_fetched_once_more(sink, node, source):
     written = save(sink, source)
     away = node.cache / written.key
     away.rename(node.cache / "away")
@@ -198,7 +198,7 @@ def test_a_copy_that_is_not_where_the_node_said_is_fetched_once_more(sink, node,
     assert contents(got(sink, reference(written))[0]) == contents(source)
 
 
-def test_a_copy_of_what_was_committed_meanwhile_is_known_by_what_the_node_says(sink, node, source):
+def test_copy_of_a_checkpoint_committed_meanwhile_is_verified_by_the_nodes_hash(sink, node, source):
     written = save(sink, source)
     folder = node.cache / written.key
     data = (folder / "manifest.json").read_bytes() + b" "
@@ -211,7 +211,7 @@ def test_a_copy_of_what_was_committed_meanwhile_is_known_by_what_the_node_says(s
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
-def test_what_the_store_cannot_give_is_not_asked_for_again(sink, node, is_corrupt):
+def test_checkpoint_missing_in_the_store_is_not_requested_again(sink, node, is_corrupt):
     node.fetched = FetchAnswer("", "there is no manifest", is_corrupt=is_corrupt)
 
     with pytest.raises(StoreError, match="no manifest") as caught:
@@ -221,7 +221,7 @@ def test_what_the_store_cannot_give_is_not_asked_for_again(sink, node, is_corrup
     assert len(node.asked) == 1
 
 
-def test_a_copy_from_the_store_is_known_by_the_hash_that_it_has_there(sink, node, source):
+def test_copy_from_the_store_is_verified_by_its_hash_there(sink, node, source):
     written = save(sink, source)
     folder = node.cache / written.key
     (folder / "manifest.json").rename(folder / "committed.json")

@@ -48,7 +48,7 @@ def received(node):
     return frames.FrameDecoder().feed(node.recv(1 << 20))
 
 
-def test_each_event_is_one_frame_and_those_that_the_node_acts_on_are_marked(pair):
+def test_each_event_is_one_frame_and_those_for_the_node_are_marked(pair):
     channel, node = pair
     written = CheckpointWritten("t", 1, 1, 1, "trial/checkpoint_1-000001", "sha", 3)
     events = [result(loss=1.0), written, TrialFinished("t", 1), TrialPaused("t", 2)]
@@ -66,7 +66,7 @@ def test_each_event_is_one_frame_and_those_that_the_node_acts_on_are_marked(pair
     assert [decode_node_event(payload) for _, payload in got] == events
 
 
-def test_a_failure_is_remembered(pair):
+def test_failure_is_remembered(pair):
     channel, _ = pair
     channel.send(TrialFinished("t", 1))
     assert not channel.has_failed
@@ -79,7 +79,7 @@ def test_polling_without_an_order_does_not_wait(pair):
     assert channel.poll() is None
 
 
-def test_the_newest_order_counts_and_is_given_once(pair):
+def test_newest_order_counts_and_is_returned_once(pair):
     channel, node = pair
     node.send(b"".join(frames.frame(frames.ORDER, encode(order(bound))) for bound in (1, 2, 3)))
 
@@ -87,14 +87,14 @@ def test_the_newest_order_counts_and_is_given_once(pair):
     assert channel.poll() is None
 
 
-def test_waiting_returns_what_has_come_before(pair):
+def test_waiting_returns_an_order_that_came_before(pair):
     channel, node = pair
     node.send(frames.frame(frames.ORDER, encode(order(1))))
 
     assert channel.wait() == order(1)
 
 
-def test_waiting_lasts_until_an_order_is_whole(pair):
+def test_waiting_lasts_until_an_order_is_complete(pair):
     channel, node = pair
     data = frames.frame(frames.ORDER, encode(order(1)))
     node.send(data[:7])
@@ -106,7 +106,7 @@ def test_waiting_lasts_until_an_order_is_whole(pair):
     sender.join()
 
 
-def test_the_next_trial_comes_after_the_host_said_that_it_is_free(pair):
+def test_next_trial_comes_after_the_process_reports_that_it_is_free(pair):
     channel, node = pair
     late = frames.frame(frames.ORDER, encode(order(9)))
     following = TrialOrder("next", 1, ())
@@ -138,7 +138,7 @@ def waits_and_says(channel, node):
     return said
 
 
-def test_a_host_whose_time_is_limited_says_that_it_waits_and_how_many_orders_it_has_had(pair):
+def test_process_with_a_time_limit_reports_its_wait_and_the_number_of_orders(pair):
     channel, node = pair
     channel.says_that_it_waits = True
     assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
@@ -149,7 +149,7 @@ def test_a_host_whose_time_is_limited_says_that_it_waits_and_how_many_orders_it_
     assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
 
 
-def test_a_host_for_which_an_order_is_there_does_not_say_that_it_waits(pair):
+def test_process_with_an_order_does_not_report_a_wait(pair):
     channel, node = pair
     channel.says_that_it_waits = True
     node.send(frames.frame(frames.ORDER, encode(order(1))))
@@ -158,7 +158,7 @@ def test_a_host_for_which_an_order_is_there_does_not_say_that_it_waits(pair):
     assert [kind for kind, _ in received(node)] == [frames.EVENT]
 
 
-def test_what_is_to_be_done_before_a_trial_ends_is_done_before_its_end_is_said(pair):
+def test_actions_due_before_the_end_of_a_trial_precede_its_report(pair):
     channel, node = pair
     seen = []
     channel.before_ending = lambda: seen.append(node.recv(1 << 20, socket.MSG_DONTWAIT))
@@ -169,7 +169,7 @@ def test_what_is_to_be_done_before_a_trial_ends_is_done_before_its_end_is_said(p
     assert [kind for kind, _ in received(node)] == [frames.ENDING]
 
 
-def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhile(pair):
+def test_process_that_waits_for_space_keeps_the_orders_that_arrive(pair):
     channel, node = pair
     say(node, frames.ORDER, order(1))
     say(node, frames.ORDER, order(2))
@@ -181,7 +181,7 @@ def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhil
     assert channel.poll() == order(3)
 
 
-def test_room_that_was_not_there_in_time_is_an_error(pair):
+def test_space_that_is_not_granted_in_time_is_an_error(pair):
     channel, node = pair
     say(node, frames.SAVE_ANSWER, SaveAnswer("", "no room within 1800 s"))
 
@@ -190,7 +190,7 @@ def test_room_that_was_not_there_in_time_is_an_error(pair):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_checkpoint_is_fetched_by_its_reference(pair, again):
+def test_checkpoint_is_fetched_by_its_reference(pair, again):
     channel, node = pair
     say(node, frames.FETCHED, FetchAnswer("/cache"))
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_is_fetched_by_its_reference(pair, again):
 
 
 @pytest.mark.parametrize("is_corrupt", [False, True])
-def test_damage_is_told_from_a_store_that_is_away(pair, is_corrupt):
+def test_damage_is_distinguished_from_a_store_that_is_away(pair, is_corrupt):
     channel, node = pair
     say(node, frames.FETCHED, FetchAnswer("", "why", is_corrupt=is_corrupt))
 
@@ -210,7 +210,7 @@ def test_damage_is_told_from_a_store_that_is_away(pair, is_corrupt):
     assert isinstance(caught.value, CheckpointCorrupt) is is_corrupt
 
 
-def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
+def test_wait_interrupted_by_a_signal_does_not_confuse_the_next_answer(pair):
     channel, node = pair
     node.settimeout(60)
     asked, broken = [], []
@@ -251,7 +251,7 @@ def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
     answering.join()
 
 
-def test_a_child_of_a_trial_cannot_ask_and_reads_why(pair, monkeypatch):
+def test_child_of_a_trial_cannot_make_requests_and_reads_why(pair, monkeypatch):
     channel, node = pair
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
@@ -263,7 +263,9 @@ def test_a_child_of_a_trial_cannot_ask_and_reads_why(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "sent"), [("before", []), ("after", [frames.WRITTEN])])
-def test_a_host_can_be_made_to_fail_around_saying_what_it_wrote(pair, monkeypatch, name, sent):
+def test_failpoints_around_the_report_of_a_checkpoint_end_the_process(
+    pair, monkeypatch, name, sent
+):
     channel, node = pair
     monkeypatch.setenv(failpoints.VARIABLE, f"written.{name}_send=error")
     monkeypatch.setattr(failpoints, "_armed", None)
@@ -276,7 +278,7 @@ def test_a_host_can_be_made_to_fail_around_saying_what_it_wrote(pair, monkeypatc
     assert [kind for kind, _ in received(node)] == [*sent, frames.ENDING]
 
 
-def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
+def test_result_that_is_too_large_is_an_error_and_the_channel_stays_usable(pair):
     channel, node = pair
     with pytest.raises(MetricError, match="the result has 33 MiB"):
         channel.send(result(image="x" * (33 << 20)))
@@ -295,7 +297,7 @@ def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
         lambda channel: channel.send(TrialFinished("t", 1)),
     ],
 )
-def test_the_process_ends_when_the_node_is_gone(use):
+def test_process_ends_with_its_node(use):
     process, node = socket.socketpair()
     node.close()
     pid = os.fork()
@@ -309,7 +311,7 @@ def test_the_process_ends_when_the_node_is_gone(use):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_a_forked_child_does_not_hold_the_line(pair):
+def test_forked_child_does_not_keep_the_channel_open(pair):
     channel, node = pair
     reading, writing = os.pipe()
     pid = os.fork()

@@ -26,7 +26,7 @@ def drawn():
     return random.random(), float(STATE.random_sample())
 
 
-def test_a_trial_draws_the_same_numbers_each_time():
+def test_trial_draws_the_same_numbers_each_time():
     seeding.seed_trial(1, 2)
     first = drawn()
     drawn()
@@ -36,7 +36,7 @@ def test_a_trial_draws_the_same_numbers_each_time():
 
 
 @pytest.mark.parametrize(("experiment", "trial"), [(1, 3), (2, 2), (12, 0), (0, 12), (-1, 2)])
-def test_other_trials_and_other_experiments_draw_others(experiment, trial):
+def test_other_trials_and_experiments_draw_other_numbers(experiment, trial):
     seeding.seed_trial(1, 2)
     first = drawn()
     seeding.seed_trial(experiment, trial)
@@ -61,7 +61,7 @@ def torch_seed(experiment, trial):
     return [source.getrandbits(bits) for bits in (64, 32, 63)][-1]
 
 
-def test_the_seeds_are_the_same_in_every_version(late_torch):
+def test_seeds_are_the_same_in_every_version(late_torch):
     random.seed(1436902317634446008)
     STATE.seed(844470882)
     expected = drawn()
@@ -70,7 +70,7 @@ def test_the_seeds_are_the_same_in_every_version(late_torch):
     assert importlib.import_module("torch").seeds == [2646756816439984489]
 
 
-def test_a_library_that_is_imported_later_is_seeded_then(late_torch):
+def test_library_imported_later_is_seeded_then(late_torch):
     seeding.seed_trial(5, 6)
 
     torch = importlib.import_module("torch")
@@ -80,7 +80,7 @@ def test_a_library_that_is_imported_later_is_seeded_then(late_torch):
     assert "exec_module" not in vars(torch.__loader__)
 
 
-def test_only_the_newest_trial_of_a_reused_host_seeds_what_is_imported_later(late_torch):
+def test_only_the_newest_trial_of_a_reused_process_seeds_later_imports(late_torch):
     seeding.seed_trial(5, 6)
     seeding.seed_trial(5, 7)
 
@@ -91,7 +91,7 @@ def test_only_the_newest_trial_of_a_reused_host_seeds_what_is_imported_later(lat
     assert torch.seeds[1:] == [torch_seed(5, 8)]
 
 
-def test_a_library_that_is_not_installed_is_not_found_either(monkeypatch):
+def test_missing_library_stays_missing(monkeypatch):
     monkeypatch.setitem(seeding._SEEDERS, "no_such_library", ("seed", 8))
     seeding.seed_trial(1, 1)
 

@@ -55,13 +55,13 @@ def reject(problem, *pids):
     return call
 
 
-def test_a_host_and_its_children_are_asked(asked, broken):
+def test_process_and_its_children_are_signalled(asked, broken):
     have_all_asked()
     assert asked == [HOST, *CHILDREN]
     assert broken == []
 
 
-def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
+def test_process_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
     send, rejected = (
         stack_dumps.signal.pidfd_send_signal,
         reject(PermissionError(1, "not yours"), 102),
@@ -74,7 +74,7 @@ def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
     assert broken == []
 
 
-def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypatch):
+def test_process_without_a_free_descriptor_is_left_out(asked, broken, monkeypatch):
     problem = OSError(24, os.strerror(24))
     monkeypatch.setattr(stack_dumps, "open_claimed", reject(problem, 101))
     have_all_asked()
@@ -83,13 +83,13 @@ def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypat
 
 
 @pytest.mark.parametrize("problem", [ProcessLookupError(), PermissionError(1, "not yours")])
-def test_a_host_that_cannot_be_signalled_is_no_problem(asked, monkeypatch, problem):
+def test_process_that_cannot_be_signalled_is_no_problem(asked, monkeypatch, problem):
     monkeypatch.setattr(stack_dumps.signal, "pidfd_send_signal", reject(problem, HOST))
     have_all_asked()
     assert asked == []
 
 
-def test_a_machine_without_room_for_a_thread_is_no_problem(asked, monkeypatch):
+def test_machine_without_room_for_a_thread_is_no_problem(asked, monkeypatch):
     class NoThread:
         def __init__(self, **_):
             pass

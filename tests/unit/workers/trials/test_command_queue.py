@@ -44,7 +44,7 @@ def forged(place, value):
 TRIAL_NUMBER = (4, TrialSpec.__struct_fields__.index("trial_number"))
 
 
-def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obeyed():
+def test_unreadable_order_is_reported_to_its_experiment_and_others_are_obeyed():
     signing, told = NodeSigning("me"), []
     box = CommandQueue("me", signing, lambda *what: told.append(what))
     assignment = box.open(forged(TRIAL_NUMBER, "five"))
@@ -59,7 +59,7 @@ def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obey
 
 
 @pytest.mark.parametrize(("place", "value"), [((0,), 7), ((1,), "x"), ((4,), 9), ((4, 1), 5)])
-def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
+def test_assignment_with_an_order_of_an_unknown_experiment_is_rejected(place, value):
     signing, told = NodeSigning("me"), []
     box = CommandQueue("me", signing, lambda *what: told.append(what))
     assert box.open(forged(place, value)) is None
@@ -68,7 +68,7 @@ def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
     assert counted(signing) == {("command", "unreadable"): 1}
 
 
-def test_only_newer_assignments_are_let_through():
+def test_only_newer_assignments_are_accepted():
     signing = NodeSigning("me")
     box = CommandQueue("me", signing)
     opened = [
@@ -95,7 +95,7 @@ def test_only_newer_assignments_are_let_through():
         (base64.b64encode(b"\1" + bytes(40)), "signed_without_keys"),
     ],
 )
-def test_what_is_not_for_this_node_or_not_readable_is_refused_counted_and_told(letter, why):
+def test_message_for_another_node_or_unreadable_is_rejected_counted_and_reported(letter, why):
     signing = NodeSigning("me")
     box = CommandQueue("me", signing)
     assert box.open(letter) is None

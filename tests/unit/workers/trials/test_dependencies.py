@@ -91,7 +91,7 @@ def begin(code="c", *, bundle=None, blobs=(), **how):
     return start(code=far(code), bundle=bundle, blobs=blobs, **how)
 
 
-def test_a_host_starts_when_all_that_it_needs_is_there(world):
+def test_process_starts_when_all_its_dependencies_are_there(world):
     world.supervisor.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
     assert [(fetch.blob.sha256, fetch.is_bundle) for fetch in world.fetcher.asked] == [
         ("c", False),
@@ -107,7 +107,7 @@ def test_a_host_starts_when_all_that_it_needs_is_there(world):
     assert told.start.blobs == (BlobRef("p", 1, f"{world.folder}/blobs/p"),)
 
 
-def test_orders_that_are_told_again_fetch_nothing_again(world):
+def test_repeated_orders_fetch_nothing_again(world):
     for _ in range(3):
         world.supervisor.obey([order("a", begin())])
     assert len(world.fetcher.asked) == 1
@@ -117,14 +117,14 @@ def test_orders_that_are_told_again_fetch_nothing_again(world):
     assert len(world.fetcher.asked) == 1
 
 
-def test_code_that_can_be_read_where_it_is_is_not_fetched(world):
+def test_code_that_can_be_read_in_place_is_not_fetched(world):
     world.supervisor.obey([order("a", start())])
     assert world.fetcher.asked == []
     assert world.started == ["a"]
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
-def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_continues(world, is_corrupt):
+def test_failed_fetch_fails_only_its_trial(world, is_corrupt):
     world.supervisor.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
     failed, freed = world.events
@@ -140,7 +140,7 @@ def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_continues(world
     assert len(world.fetcher.asked) == 2, "it has ended"
 
 
-def test_a_fetch_that_fails_by_the_nodes_own_disk_is_said_to_be_that(world):
+def test_fetch_that_fails_by_the_nodes_disk_names_it(world):
     world.supervisor.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail_by_disk("c", "No space left on device.")
     failed, freed = world.events
@@ -150,14 +150,14 @@ def test_a_fetch_that_fails_by_the_nodes_own_disk_is_said_to_be_that(world):
     assert world.fetcher.under_way == {}
 
 
-def test_a_store_that_makes_trials_wait_is_told_of(world):
+def test_store_that_makes_trials_wait_is_reported(world):
     world.supervisor.obey([order("a", begin())])
     world.fetcher.under_way[1][3]("no answer")
     world.fetcher.under_way[1][3]("")
     assert world.events == [TrialWaits("a", 1, "code", "no answer"), TrialWaits("a", 1, "", "")]
 
 
-def test_who_is_no_longer_wanted_waits_no_more(world):
+def test_trial_that_is_no_longer_wanted_stops_waiting(world):
     world.supervisor.obey([order("a", begin())])
     world.supervisor.obey([])
     assert world.fetcher.under_way == {}
@@ -168,7 +168,7 @@ def test_who_is_no_longer_wanted_waits_no_more(world):
     assert world.started == []
 
 
-def test_the_longest_unused_go_first_and_what_is_used_stays(world, monkeypatch):
+def test_least_recently_used_files_are_removed_first_and_files_in_use_stay(world, monkeypatch):
     monkeypatch.setattr(dependencies, "_size_of", lambda path: 10)
     world.dependencies._limit = 25
     for number, code in enumerate("xyz"):
@@ -186,7 +186,7 @@ def test_the_longest_unused_go_first_and_what_is_used_stays(world, monkeypatch):
     assert (world.kept("blobs"), world.kept("code")) == (["u", "v"], ["b"]), "more than it may"
 
 
-def test_what_an_earlier_node_left_counts_and_what_it_did_not_finish_goes(tmp_path):
+def test_files_of_an_earlier_node_count_and_its_unfinished_ones_are_removed(tmp_path):
     for name in ("blobs", "code/done", "code/.half", "blobs/.x"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "blobs/.half").write_bytes(b"x")
@@ -200,7 +200,7 @@ def test_what_an_earlier_node_left_counts_and_what_it_did_not_finish_goes(tmp_pa
     assert world.started == ["a"], "nothing is fetched again"
 
 
-def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
+def test_file_being_fetched_is_no_leftover_of_an_earlier_node(tmp_path):
     for name in ("blobs", "code"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".old").write_bytes(b"x")
@@ -214,7 +214,7 @@ def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
     assert taken._sizes == {}
 
 
-def test_a_file_that_is_cut_short_is_fetched_again(world):
+def test_file_that_is_cut_short_is_fetched_again(world):
     with open(f"{world.folder}/blobs/c", "wb"):
         pass
     world.supervisor.obey([order("a", begin())])
@@ -224,7 +224,7 @@ def test_a_file_that_is_cut_short_is_fetched_again(world):
 # --- in the node's terms --------------------------------------------------------------------------
 
 
-def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):
+def test_order_without_paths_gets_those_of_the_node(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("TUNEMQ_REDIS", "redis://")
     monkeypatch.setenv("OTHER", "mine")
@@ -239,6 +239,6 @@ def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):
     assert not {"AWS_SECRET_ACCESS_KEY", "TUNEMQ_REDIS"} & variables.keys()
 
 
-def test_an_order_with_places_of_its_own_keeps_them():
+def test_order_with_paths_keeps_them():
     given = start(environment=Environment("/py", (), {"A": "1"}, ("/x", "")))
     assert localised(given, "/node", {"B": "2"}) == given

@@ -27,7 +27,7 @@ def exceed_its_time(node, **how):
         node.clock.advance(0.05)
 
 
-def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node):
+def test_trial_that_takes_too_long_fails_once_and_gets_sigterm_and_then_sigkill(node):
     exceed_its_time(node)
     assert node.done == [("dump", "h1"), ("term", "h1")]
     (failed,) = node.events
@@ -38,7 +38,7 @@ def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node
     assert node.events == [failed, SlotFreed("a", 1)]
 
 
-def test_a_host_that_died_and_whose_family_lingers_does_not_fail_again(node):
+def test_dead_process_with_a_lingering_process_tree_does_not_fail_again(node):
     node.begin("a", limits=TrialLimitSpec(step_s=1.0))
     node.supervisor.exited("h1", 11, None)
     for _ in range(40):
@@ -46,14 +46,14 @@ def test_a_host_that_died_and_whose_family_lingers_does_not_fail_again(node):
     assert [type(event) for event in node.events] == [TrialProcessDied]
 
 
-def test_a_host_that_could_not_be_forked_is_not_watched(node):
+def test_process_that_could_not_be_forked_is_not_watched(node):
     node.supervisor.obey([order("a", start(limits=TrialLimitSpec(step_s=1.0)))])
     node.supervisor.not_started("h1", "fork: no memory")
     node.supervisor.gone("h1")
     assert not node.supervisor._limits._clocks
 
 
-def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
+def test_messages_after_a_trial_took_too_long_are_ignored(node):
     exceed_its_time(node, reuse=True)
     node.forkservers.connections["h1"].on_event(encode(TrialFinished("a", 1)))
     node.finish("h1", "a")
@@ -65,7 +65,7 @@ def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
     assert [type(event) for event in node.events] == [TrialFailed, SlotFreed]
 
 
-def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
+def test_process_that_is_being_stopped_exceeds_no_limit(node):
     node.begin("a", limits=TrialLimitSpec(step_s=0.5), stop_grace_s=10.0)
     node.supervisor.obey([order("a", stop=True)])
     for _ in range(40):
@@ -74,7 +74,7 @@ def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
     assert node.events == []
 
 
-def test_a_host_that_only_waits_for_an_order_is_not_at_fault_for_it(node):
+def test_process_that_only_waits_for_an_order_exceeds_no_limit(node):
     node.begin("a", limits=TrialLimitSpec(step_s=1.0))
     node.supervisor.said("h1", frames.AWAIT_ORDER, bytes(4))
     for _ in range(100):
@@ -89,7 +89,7 @@ def test_a_host_that_only_waits_for_an_order_is_not_at_fault_for_it(node):
 @pytest.mark.parametrize(
     ("signal", "kills", "cause"), [(9, 1, "memory"), (9, 0, ""), (11, 1, ""), (None, 1, "")]
 )
-def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
+def test_process_killed_by_the_kernel_for_memory_is_distinguished(
     monkeypatch, tmp_path, signal, kills, cause
 ):
     counter = tmp_path / "memory.events"
@@ -103,7 +103,7 @@ def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
 
 
 @pytest.mark.parametrize(("is_said", "looked_at"), [(True, []), (False, ["/f"])])
-def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said, looked_at):
+def test_output_is_searched_when_a_process_could_not_report_its_cause(node, is_said, looked_at):
     folders = []
     node.supervisor.on_cut_off = lambda _, start: folders.append(start.folder)
     node.begin("a")
@@ -140,13 +140,13 @@ def fails_for_memory(node):
     return True
 
 
-def test_a_host_that_the_kernel_killed_for_its_limit_fails_by_that_name(node):
+def test_process_killed_by_the_kernel_for_its_limit_fails_with_that_cause(node):
     loses_a_process(node)
     node.end("h1", signal=9)
     assert fails_for_memory(node)
 
 
-def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
+def test_trial_that_fails_because_it_lost_a_child_fails_for_memory(node):
     loses_a_process(node)
     failed = TrialFailed("a", 1, "user", "BrokenProcessPool", "", 1.0)
     node.supervisor.said("h1", frames.ENDING, encode(failed))
@@ -155,7 +155,7 @@ def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
     assert fails_for_memory(node)
 
 
-def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
+def test_process_that_lost_a_child_after_its_end_runs_no_other_trial(node):
     look_at_no_process(node)
     node.begin("a", limits=TrialLimitSpec(memory=300 * MIB), reuse=True)
     node.finish("h1", "a")
@@ -166,7 +166,7 @@ def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
     assert [type(event) for event in node.events] == [TrialFinished, SlotFreed]
 
 
-def test_a_host_without_a_memory_limit_dies_as_before(node):
+def test_process_without_a_memory_limit_dies_as_before(node):
     node.begin("a")
     node.end("h1", signal=9)
     assert [type(event) for event in node.events] == [TrialProcessDied, SlotFreed]

@@ -99,7 +99,7 @@ def count(orders):
 
 
 @pytest.mark.parametrize(("field", "kind"), [("step_s", "time_limit"), ("stall_s", "stalled")])
-def test_a_host_that_does_not_report_exceeds_its_limit_and_never_before_it(world, field, kind):
+def test_process_that_does_not_report_exceeds_its_limit_not_too_early(world, field, kind):
     world.process(**{field: 1.0})
     world.run(1.0)
     assert not world.dumped
@@ -112,7 +112,7 @@ def test_a_host_that_does_not_report_exceeds_its_limit_and_never_before_it(world
     assert world.dumped == ["h1"]
 
 
-def test_a_host_that_reports_in_time_lives_as_long_as_it_likes(world):
+def test_process_that_reports_in_time_has_no_other_limit(world):
     process = world.process(step_s=1.0, stall_s=1.0)
     for _ in range(20):
         world.run(0.9)
@@ -121,7 +121,7 @@ def test_a_host_that_reports_in_time_lives_as_long_as_it_likes(world):
     assert len(world.events) == 20
 
 
-def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_attempts(world):
+def test_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_attempts(world):
     process = world.process(trial_s=3.0, spent_s=2.0)
     world.run(1.0, each=lambda: report(process))
     assert not world.dumped
@@ -131,7 +131,7 @@ def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_attempts(wor
     assert "the trial took 3.2 s, and its limit is 3 s (TrialLimits(trial_s=...))" in excess.error
 
 
-def test_a_host_exceeds_its_limits_once(world):
+def test_process_exceeds_its_limits_once(world):
     world.process(step_s=1.0, trial_s=1.0, stall_s=1.0)
     world.run(10)
     assert len(world.exceeded) == 1
@@ -149,7 +149,7 @@ def test_limits_with_a_report_after_the_signal_for_stacks_still_fail_the_trial(w
     assert world.kinds == ["stalled"]
 
 
-def test_limits_with_a_host_that_ends_after_the_signal_for_stacks_fail_its_trial(world):
+def test_limits_with_a_process_that_ends_after_the_signal_for_stacks_fail_its_trial(world):
     process = world.process(stall_s=1.0)
     world.run(1.0 + LATE_S - DUMP_S)
     assert not world.exceeded
@@ -169,7 +169,7 @@ def test_limits_with_a_report_at_the_last_moment_send_no_signal(world):
     assert not world.dumped
 
 
-def test_limits_of_a_host_that_is_already_ending_do_nothing(world):
+def test_limits_of_a_process_that_is_already_ending_do_nothing(world):
     world.is_ending = True
     world.process(stall_s=1.0)
     world.run(10)
@@ -177,7 +177,7 @@ def test_limits_of_a_host_that_is_already_ending_do_nothing(world):
     assert not world.exceeded
 
 
-def test_time_does_not_run_before_the_host_exists(world):
+def test_time_does_not_run_before_the_process_exists(world):
     process = world.process(begins=False, step_s=1.0, trial_s=1.0)
     world.run(60)
     world.limits.begin(process)
@@ -195,7 +195,7 @@ def test_time_does_not_run_before_the_host_exists(world):
         (frames.AWAIT_ORDER, frames.ORDER, count(0)),
     ],
 )
-def test_what_a_host_waits_for_its_node_does_not_count_and_what_follows_does(
+def test_time_of_waiting_for_the_node_does_not_count_and_later_time_does(
     world, asks, answer, payload
 ):
     process = world.process(step_s=1.0, trial_s=2.0, stall_s=1.0)
@@ -210,7 +210,7 @@ def test_what_a_host_waits_for_its_node_does_not_count_and_what_follows_does(
     assert world.kinds == ["time_limit"]
 
 
-def test_an_order_does_not_end_the_wait_for_room(world):
+def test_order_does_not_end_the_wait_for_space(world):
     process = world.process(step_s=1.0)
     world.limits.heard("h1", frames.ASK_SAVE, b"")
     send(process, frames.ORDER)
@@ -218,7 +218,7 @@ def test_an_order_does_not_end_the_wait_for_room(world):
     assert not world.exceeded
 
 
-def test_a_host_that_says_that_it_waits_for_an_order_which_is_on_its_way_does_not_wait(world):
+def test_process_whose_next_order_is_on_its_way_does_not_wait(world):
     process = world.process(step_s=1.0)
     send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, count(0))
@@ -227,7 +227,7 @@ def test_a_host_that_says_that_it_waits_for_an_order_which_is_on_its_way_does_no
 
 
 @pytest.mark.parametrize("payload", [b"", b"\1", bytes(5), b"\xff" * 1000])
-def test_a_host_that_does_not_say_how_many_orders_it_has_had_ends_nobodys_node(world, payload):
+def test_process_with_an_impossible_number_of_orders_ends_no_node(world, payload):
     process = world.process(step_s=1.0)
     send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, payload)
@@ -235,7 +235,7 @@ def test_a_host_that_does_not_say_how_many_orders_it_has_had_ends_nobodys_node(w
     assert world.kinds == ["time_limit"]
 
 
-def test_a_host_that_had_all_orders_and_waits_for_another_one_waits(world):
+def test_process_that_had_all_orders_waits(world):
     process = world.process(step_s=1.0)
     send(process, frames.ORDER)
     world.limits.heard("h1", frames.AWAIT_ORDER, count(1))
@@ -243,14 +243,14 @@ def test_a_host_that_had_all_orders_and_waits_for_another_one_waits(world):
     assert not world.exceeded
 
 
-def test_time_in_which_processes_of_another_experiment_are_not_read_from_counts(world):
+def test_time_in_which_only_other_experiments_are_not_read_counts(world):
     world.process("h1", step_s=1.0)
     world.limits.hold({"other"})
     world.run(1 + LATE_S)
     assert world.kinds == ["time_limit"]
 
 
-def test_time_in_which_hosts_are_not_read_from_counts_for_none(world):
+def test_time_in_which_processes_are_not_read_does_not_count(world):
     world.process("h1", step_s=1.0)
     world.process("h2", trial_s=1.0)
     world.run(0.5)
@@ -263,7 +263,7 @@ def test_time_in_which_hosts_are_not_read_from_counts_for_none(world):
     assert sorted(world.kinds) == ["time_limit", "trial_limit"]
 
 
-def test_a_node_that_was_itself_stopped_for_long_blames_nobody(world):
+def test_node_that_was_stopped_for_long_blames_no_process(world):
     world.process(step_s=1.0, trial_s=5.0)
     world.run(0.5)
     world.clock.advance(3600)
@@ -271,7 +271,7 @@ def test_a_node_that_was_itself_stopped_for_long_blames_nobody(world):
     assert not world.dumped
 
 
-def test_a_host_that_left_is_not_watched(world):
+def test_process_that_left_is_not_watched(world):
     process = world.process(step_s=1.0, memory=1000)
     world.limits.leave(process)
     world.limits.leave(process)
@@ -281,7 +281,7 @@ def test_a_host_that_left_is_not_watched(world):
     send(process, frames.ORDER)
 
 
-def test_a_host_that_is_used_again_begins_anew(world):
+def test_reused_process_begins_anew(world):
     process = world.process(step_s=1.0)
     send(process, frames.ORDER)
     world.limits.leave(process)
@@ -292,7 +292,7 @@ def test_a_host_that_is_used_again_begins_anew(world):
     assert not world.exceeded
 
 
-def test_hosts_without_limits_are_left_alone(world):
+def test_processes_without_limits_are_left_alone(world):
     process = world.process()
     assert process.connection.on_event == world.events.append
     world.run(60)
@@ -301,7 +301,7 @@ def test_hosts_without_limits_are_left_alone(world):
     assert not world.process_trees.watched
 
 
-def test_a_family_that_holds_too_much_is_ended_at_once_and_once(world):
+def test_process_tree_that_uses_too_much_memory_is_ended_once_and_at_once(world):
     world.process(memory=2 * 2**30)
     assert world.process_trees.watched == {"h1": (100, TrialLimitSpec(memory=2 * 2**30))}
     world.process_trees.on_exceeded("h1", "memory", "it held too much")

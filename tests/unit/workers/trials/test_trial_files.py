@@ -85,7 +85,7 @@ def world(tmp_path):
     return World(tmp_path)
 
 
-def test_what_was_printed_since_is_told_once_a_second(world):
+def test_new_output_is_reported_once_a_second(world):
     world.process()
     assert world.told() == []
     world.print("one\n")
@@ -99,13 +99,13 @@ def test_what_was_printed_since_is_told_once_a_second(world):
     assert world.said() == []
 
 
-def test_of_a_flood_the_newest_is_told(world):
+def test_flood_of_output_reports_the_newest(world):
     world.process()
     world.print("x" * 10 * PIECE_BYTES + "y" * PIECE_BYTES)
     assert world.said() == [(10 * PIECE_BYTES, b"y" * PIECE_BYTES)]
 
 
-def test_nothing_is_told_while_the_wire_has_no_time_or_has_not_sent_what_it_was_given(world):
+def test_output_waits_while_the_connection_is_busy(world):
     world.process()
     world.has_time = False
     world.print("one\n")
@@ -121,7 +121,7 @@ def test_nothing_is_told_while_the_wire_has_no_time_or_has_not_sent_what_it_was_
     assert world.said() == [(4, b"two\n")]
 
 
-def test_the_last_words_of_a_trial_are_told_though_its_host_is_gone(world):
+def test_last_output_of_a_trial_is_reported_after_its_process_has_ended(world):
     world.process()
     world.print("one\n")
     assert world.said() == [(0, b"one\n")]
@@ -130,7 +130,7 @@ def test_the_last_words_of_a_trial_are_told_though_its_host_is_gone(world):
     assert world.said() == [(4, b"bye\n")]
 
 
-def test_a_file_that_was_shortened_is_told_from_its_beginning(world):
+def test_shortened_file_is_reported_from_its_beginning(world):
     world.process()
     world.print("0123456789")
     world.told()
@@ -138,7 +138,7 @@ def test_a_file_that_was_shortened_is_told_from_its_beginning(world):
     assert world.said() == [(0, b"[x]9")]
 
 
-def test_trials_with_folders_elsewhere_are_nobody_s_business(world, tmp_path):
+def test_trials_with_folders_elsewhere_are_ignored(world, tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/stdout").write_text("x")
     world.running_trials["a", 1] = start(folder=str(tmp_path / "shared"), store=STORE)
@@ -147,7 +147,7 @@ def test_trials_with_folders_elsewhere_are_nobody_s_business(world, tmp_path):
     assert (world.told(), world.sender.asked) == ([], [])
 
 
-def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world):
+def test_files_are_uploaded_when_a_process_has_left_and_then_removed_from_the_node(world):
     world.process()
     world.print("one\n")
     world.leave()
@@ -164,7 +164,7 @@ def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world
     assert [name for name in os.listdir(world.folder) if "trash" in name] == []
 
 
-def test_what_could_not_be_sent_is_told(world):
+def test_failed_upload_is_reported(world):
     world.process()
     world.leave()
     world.sender.asked[0][2]("the store is away", False)
@@ -174,7 +174,7 @@ def test_what_could_not_be_sent_is_told(world):
     assert not world.path("a").exists()
 
 
-def test_a_folder_in_which_the_next_host_is_or_will_be_stays(world):
+def test_folder_in_use_by_the_next_process_stays(world):
     for arrive in (
         lambda: world.process(attempt=2),
         lambda: setattr(world.files, "expected", lambda: [start(folder="exp/train_a")]),
@@ -188,7 +188,7 @@ def test_a_folder_in_which_the_next_host_is_or_will_be_stays(world):
         world.running_trials.clear()
 
 
-def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent_again(world):
+def test_files_are_sent_again_if_a_process_leaves_during_the_previous_upload(world):
     for attempt in (1, 2):
         world.process(attempt=attempt)
         world.leave(attempt=attempt)
@@ -199,7 +199,7 @@ def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent
     assert not world.path("a").exists()
 
 
-def test_where_there_is_no_remote_store_files_stay_where_they_are(world):
+def test_files_stay_in_place_without_a_remote_store(world):
     begun = world.process()
     world.files.left(("a", 1), type(begun)(**{**fields(begun), "store": "/shared"}))
     assert world.sender.asked == []
@@ -210,14 +210,14 @@ def fields(begun):
     return {name: getattr(begun, name) for name in begun.__struct_fields__}
 
 
-def test_what_an_earlier_node_left_goes(tmp_path):
+def test_leftovers_of_an_earlier_node_are_removed(tmp_path):
     for name in ("old", ".trash-1"):
         (tmp_path / "trials" / name / "deep").mkdir(parents=True)
     World(tmp_path).disk.settle()
     assert os.listdir(tmp_path / "trials") == []
 
 
-def test_nothing_is_waited_for_once_the_node_ends(world):
+def test_node_that_ends_waits_for_no_upload(world):
     world.process()
     world.leave()
     world.files.close()

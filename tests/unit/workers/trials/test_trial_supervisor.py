@@ -116,12 +116,12 @@ def node():
 
 
 @pytest.mark.parity(133)
-def test_what_is_listed_and_not_hosted_is_started(node):
+def test_listed_trial_without_a_process_is_started(node):
     node.supervisor.obey([order("a", start()), order("b", start())])
     assert node.started == ["a", "b"]
 
 
-def test_what_is_listed_and_hosted_is_left_alone(node):
+def test_listed_trial_with_a_process_is_left_alone(node):
     node.begin("a")
     node.supervisor.obey([order("a", start())])
     node.supervisor.obey([order("a")])
@@ -130,7 +130,7 @@ def test_what_is_listed_and_hosted_is_left_alone(node):
 
 
 @pytest.mark.parity(133)
-def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
+def test_process_of_an_unlisted_trial_is_killed_at_once_and_only_once(node):
     node.begin("a")
     node.supervisor.obey([])
     node.supervisor.obey([])
@@ -139,7 +139,7 @@ def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
     assert node.events == [SlotFreed("a", 1)]
 
 
-def test_what_orders_say_nothing_of_stays_as_it_is(node):
+def test_trial_that_orders_do_not_mention_stays_as_it_is(node):
     node.begin("a")
     node.supervisor.obey([order("b", start(key="other"))], ["events"])
     node.supervisor.obey([order("b")], ["events"])
@@ -151,7 +151,7 @@ def test_what_orders_say_nothing_of_stays_as_it_is(node):
     assert node.done == [("kill", "h1")]
 
 
-def test_what_is_over_is_not_started_again_while_orders_say_nothing_of_it(node):
+def test_ended_trial_is_not_restarted_while_orders_do_not_mention_it(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
@@ -160,7 +160,7 @@ def test_what_is_over_is_not_started_again_while_orders_say_nothing_of_it(node):
     assert node.started == ["a"]
 
 
-def test_another_epoch_is_another_host(node):
+def test_another_attempt_is_another_process(node):
     node.begin("a")
     node.supervisor.obey([order("a", start(), attempt=2)])
     assert node.done == [("kill", "h1")]
@@ -168,14 +168,14 @@ def test_another_epoch_is_another_host(node):
 
 
 @pytest.mark.parity(129)
-def test_a_horizon_that_grew_is_told_without_the_start(node):
+def test_larger_horizon_is_sent_without_the_start(node):
     node.begin("a")
     node.supervisor.obey([order("a", start(), run_until=next_result(4))])
     assert node.sent("h1") == [(frames.ORDER, order("a", run_until=next_result(4)))]
 
 
 @pytest.mark.parity(74, 128)
-def test_stopping_is_asked_then_term_then_kill(node):
+def test_stop_is_requested_then_sigterm_then_sigkill(node):
     node.begin("a")
     node.supervisor.obey([order("a", stop=True)])
     assert node.sent("h1") == [(frames.ORDER, order("a", stop=True))]
@@ -187,7 +187,7 @@ def test_stopping_is_asked_then_term_then_kill(node):
     assert node.done == [("term", "h1"), ("kill", "h1")]
 
 
-def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
+def test_repeated_stop_does_not_restart_its_grace(node):
     node.begin("a")
     node.supervisor.obey([order("a", stop=True)])
     node.clock.advance(4)
@@ -197,7 +197,7 @@ def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
     assert len(node.sent("h1")) == 1
 
 
-def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
+def test_process_that_leaves_on_request_is_not_reported_as_dead(node):
     node.begin("a")
     node.supervisor.obey([order("a", stop=True)])
     node.end("h1")
@@ -206,14 +206,14 @@ def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
     assert node.done == []
 
 
-def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
+def test_stop_of_a_trial_that_never_ran_here_frees_its_slot(node):
     node.supervisor.obey([order("a", start(), stop=True)])
     node.supervisor.obey([order("a", start(), stop=True)])
     assert node.started == []
     assert node.events == [SlotFreed("a", 1)]
 
 
-def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
+def test_process_that_ends_silently_is_reported_after_its_last_events(node):
     node.begin("a")
     node.forkservers.connections["h1"].unread = [TrialStarted("a", 1, 100, "h", "ip", 0.0)]
     node.supervisor.exited("h1", 11, None)
@@ -232,14 +232,14 @@ def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node)
     assert node.events[2:] == [SlotFreed("a", 1)]
 
 
-def test_a_host_that_said_its_trial_ended_is_only_freed(node):
+def test_process_that_reported_the_end_of_its_trial_is_only_freed(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
-def test_a_host_that_lingers_after_its_trial_is_ended(node):
+def test_process_that_lingers_after_its_trial_is_ended(node):
     node.begin("a")
     node.finish("h1", "a")
     node.clock.advance(5)
@@ -248,7 +248,7 @@ def test_a_host_that_lingers_after_its_trial_is_ended(node):
 
 
 @pytest.mark.parity(34)
-def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
+def test_ended_trial_is_not_restarted_while_it_is_listed(node):
     node.begin("a")
     node.finish("h1", "a")
     node.end("h1")
@@ -256,7 +256,7 @@ def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
     assert node.started == ["a"]
 
 
-def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
+def test_process_that_closes_its_socket_and_stays_is_killed(node):
     node.begin("a")
     node.supervisor.closed("h1")
     assert node.done == []
@@ -266,14 +266,14 @@ def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
     assert isinstance(node.events[0], TrialProcessDied)
 
 
-def test_a_host_that_sends_nonsense_is_killed(node):
+def test_process_that_sends_invalid_frames_is_killed(node):
     node.begin("a")
     node.supervisor.said("h1", ord("?"), b"")
     assert node.done == [("kill", "h1")]
 
 
 @pytest.mark.parity(127)
-def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
+def test_process_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     node.supervisor.obey([order("a", start())])
     node.supervisor.not_started("h1", "fork: no memory")
     node.supervisor.gone("h1")
@@ -284,7 +284,7 @@ def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node, is_forked):
+def test_process_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node, is_forked):
     if is_forked:
         node.begin("a")
     else:
@@ -298,7 +298,7 @@ def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node
     assert node.forkservers.connections["h1"].is_closed
 
 
-def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_the_loss(node):
+def test_trials_that_lose_their_forkserver_together_report_a_shared_loss(node):
     node.supervisor.obey([order("a", start()), order("b", start())])
     for name in ("h1", "h2"):
         node.supervisor.lost(name, "the forkserver 7 was killed")
@@ -306,7 +306,7 @@ def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_t
     assert [(event.trial, event.is_shared) for event in failed] == [("a", True), ("b", True)]
 
 
-def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
+def test_process_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
     node.begin("a")
     node.finish("h1", "a")
     node.supervisor.lost("h1", "the forkserver 7 was killed")
@@ -314,7 +314,7 @@ def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(n
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
-def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
+def test_environment_that_cannot_be_started_fails_its_trial_once(node):
     node.forkservers.refuses = True
     node.supervisor.obey([order("a", start())])
     node.supervisor.obey([order("a", start())])
@@ -330,14 +330,14 @@ def parked(node, **how):
     node.supervisor.said("h1", frames.IDLE, b"")
 
 
-def test_a_parked_host_has_freed_its_slot(node):
+def test_parked_process_has_freed_its_slot(node):
     parked(node)
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
     node.clock.advance(60)
     assert node.done == []
 
 
-def test_a_parked_host_gets_the_next_trial_that_fits(node):
+def test_parked_process_gets_the_next_trial_that_fits(node):
     parked(node)
     node.supervisor.obey([order("b", start(reuse=True, key="other"))])
     assert node.started == ["a"]
@@ -353,7 +353,7 @@ def test_a_parked_host_gets_the_next_trial_that_fits(node):
 @pytest.mark.parametrize(
     "other", [{"sha": "z"}, {"cpu": 2.0}, {"preload": ("numpy",)}, {"reuse": False}]
 )
-def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
+def test_parked_process_makes_room_for_a_trial_that_it_cannot_run(node, other):
     parked(node)
     node.supervisor.obey([order("b", start(**{"reuse": True, **other}))])
     assert node.sent("h1")[-1][0] == frames.LEAVE
@@ -363,7 +363,7 @@ def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
     assert node.events == [TrialFinished("a", 1), SlotFreed("a", 1)]
 
 
-def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
+def test_parked_processes_are_dismissed_when_no_trial_is_left(node):
     parked(node)
     node.supervisor.obey([])
     assert node.sent("h1")[-1][0] == frames.LEAVE
@@ -372,7 +372,7 @@ def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
     assert node.done == []
 
 
-def test_a_dismissed_host_that_does_not_leave_is_ended(node):
+def test_dismissed_process_that_does_not_leave_is_ended(node):
     parked(node)
     node.supervisor.obey([])
     node.clock.advance(60)
@@ -380,7 +380,7 @@ def test_a_dismissed_host_that_does_not_leave_is_ended(node):
     assert node.done == [("term", "h1"), ("kill", "h1")]
 
 
-def test_a_dismissed_host_gets_no_other_trial(node):
+def test_dismissed_process_gets_no_other_trial(node):
     parked(node)
     node.supervisor.obey([])
     node.supervisor.obey([order("b", start(reuse=True))])
@@ -389,7 +389,7 @@ def test_a_dismissed_host_gets_no_other_trial(node):
     assert node.started == ["a", "b"]
 
 
-def test_a_stopped_host_may_be_parked(node):
+def test_stopped_process_may_be_parked(node):
     node.begin("a", reuse=True)
     node.supervisor.obey([order("a", stop=True)])
     node.supervisor.said("h1", frames.IDLE, b"")
@@ -417,7 +417,7 @@ def test_only_processes_of_experiments_whose_outboxes_are_full_are_held(node):
     assert not any(are_held())
 
 
-def test_a_process_that_runs_a_trial_of_another_experiment_is_held_with_that(node):
+def test_process_that_runs_a_trial_of_another_experiment_is_held_with_that(node):
     node.begin("a", reuse=True)
     node.finish("h1", "a")
     node.supervisor.said("h1", frames.IDLE, b"")
@@ -427,7 +427,7 @@ def test_a_process_that_runs_a_trial_of_another_experiment_is_held_with_that(nod
     assert node.forkservers.connections["h1"].is_held
 
 
-def test_a_node_that_ends_kills_all_and_starts_none(node):
+def test_node_that_ends_kills_all_processes_and_starts_none(node):
     node.begin("a")
     node.supervisor.kill_all()
     node.supervisor.obey([order("a"), order("b", start())])
@@ -435,7 +435,7 @@ def test_a_node_that_ends_kills_all_and_starts_none(node):
     assert node.started == ["a"]
 
 
-def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
+def test_pause_is_sent_and_has_no_time_limit(node):
     node.begin("a")
     node.supervisor.obey([order("a", pause=True)])
     node.supervisor.obey([order("a", pause=True)])
@@ -447,7 +447,7 @@ def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
     assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
 
 
-def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other_way(node):
+def test_pause_at_the_next_checkpoint_may_become_an_immediate_one_only(node):
     node.begin("a")
     node.supervisor.leave(at_checkpoint=True)
     node.supervisor.leave()
@@ -456,7 +456,7 @@ def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other
     assert sent == [(True, True), (True, False)]
 
 
-def test_a_paused_host_that_lingers_is_ended(node):
+def test_paused_process_that_lingers_is_ended(node):
     node.begin("a")
     node.supervisor.obey([order("a", pause=True)])
     node.supervisor.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
@@ -464,7 +464,7 @@ def test_a_paused_host_that_lingers_is_ended(node):
     assert node.done == [("term", "h1")]
 
 
-def test_a_trial_that_pauses_can_still_be_stopped(node):
+def test_pausing_trial_can_still_be_stopped(node):
     node.begin("a")
     node.supervisor.obey([order("a", pause=True)])
     node.supervisor.obey([order("a", pause=True, stop=True)])
@@ -472,7 +472,7 @@ def test_a_trial_that_pauses_can_still_be_stopped(node):
     assert node.done == [("term", "h1")]
 
 
-def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node):
+def test_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node):
     node.begin("a")
     node.checkpoints.uploads.on_given_up(TrialKey("events", "a"), "the store is away")
     node.checkpoints.uploads.on_given_up(TrialKey("other", "a"), "the store is away")
@@ -485,7 +485,7 @@ def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node)
     assert node.done == [("kill", "h1")]
 
 
-def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
+def test_ended_trial_does_not_fail_by_its_uploads(node):
     node.begin("a")
     node.finish("h1", "a")
     node.checkpoints.uploads.on_given_up(TrialKey("events", "a"), "the store is away")
@@ -503,7 +503,7 @@ def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
         (ord("?"), b"", "unknown kind 63"),
     ],
 )
-def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, payload, said):
+def test_process_that_sends_an_invalid_frame_has_its_trial_failed(node, kind, payload, said):
     node.begin("a")
     node.supervisor.said("h1", kind, payload)
     assert node.done == [("kill", "h1")]
@@ -514,7 +514,7 @@ def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, pay
     assert freed == SlotFreed("a", 1)
 
 
-def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
+def test_process_that_reports_twice_that_it_is_free_frees_its_slot_once(node):
     parked(node)
     node.supervisor.said("h1", frames.IDLE, b"")
     assert node.done == [("kill", "h1")]

@@ -42,7 +42,7 @@ def gpus_of(offers: list[tuple[str, NodeOffered]], name: str) -> float:
 # --- offers ---------------------------------------------------------------------------------------
 
 
-def test_an_experiment_is_offered_what_it_wants_where_it_wants_it() -> None:
+def test_experiment_is_offered_requested_resources_on_requested_nodes() -> None:
     allocator = an_allocator(("one", 2), ("two", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(2, preferred="two"))
@@ -54,7 +54,7 @@ def test_an_experiment_is_offered_what_it_wants_where_it_wants_it() -> None:
     assert allocator.offers() == []
 
 
-def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
+def test_node_that_no_request_fits_is_not_offered() -> None:
     allocator = an_allocator(("one", 4), ("two", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(3, None, "one", "one"))
@@ -65,7 +65,7 @@ def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
     assert (name, offer.instance_id) == ("f", "one")
 
 
-def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
+def test_slot_on_a_node_that_no_request_fits_is_not_preempted() -> None:
     allocator = an_allocator(("one", 1), ("two", 1))
     for name, priority in (("low", 0), ("high", 1)):
         allocator.experiment_added(name, "ada", priority=priority)
@@ -78,7 +78,7 @@ def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
     assert [(name, one.instance_id) for name, one in allocator.offers()] == [("low", "two")]
 
 
-def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is_given() -> None:
+def test_slot_on_a_newly_excluded_node_is_taken_back_and_replaced() -> None:
     allocator = an_allocator(("one", 1), ("two", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, None, "one"))
@@ -89,7 +89,7 @@ def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is
     assert offers["two"]["gpu"] == 1.0
 
 
-def test_who_waits_for_the_same_may_use_the_node_that_others_shun() -> None:
+def test_node_excluded_by_one_trial_may_be_used_by_another() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))))
@@ -97,7 +97,7 @@ def test_who_waits_for_the_same_may_use_the_node_that_others_shun() -> None:
     assert offer.instance_id == "one"
 
 
-def test_why_it_waits_where_only_nodes_that_it_shuns_have_room() -> None:
+def test_waiting_reason_names_excluded_nodes_with_room() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, None, "", "one"))
@@ -105,7 +105,7 @@ def test_why_it_waits_where_only_nodes_that_it_shuns_have_room() -> None:
     assert "only nodes that it is kept away from" in allocator.explainer.why("e", ONE)[0]
 
 
-def test_offers_of_a_node_are_counted_and_say_all_that_may_be_held() -> None:
+def test_offers_of_a_node_are_numbered_and_state_all_that_may_be_held() -> None:
     allocator = an_allocator(("one", 4))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -124,7 +124,7 @@ def test_fractions_of_a_gpu_are_on_one_device() -> None:
     assert offer.devices == {"one-0": 0.8, "one-1": 0.8}
 
 
-def test_what_it_neither_holds_nor_wants_is_not_offered_any_longer() -> None:
+def test_resources_neither_held_nor_wanted_are_no_longer_offered() -> None:
     allocator = an_allocator(("one", 4))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(3))
@@ -134,7 +134,7 @@ def test_what_it_neither_holds_nor_wants_is_not_offered_any_longer() -> None:
     assert offer.devices == {"one-0": 1.0}
 
 
-def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() -> None:
+def test_released_resources_are_offered_to_another_after_confirmation() -> None:
     allocator = an_allocator(("one", 1))
     allocator.experiment_added("e", "ada")
     allocator.experiment_added("f", "ada", order=1)
@@ -150,7 +150,7 @@ def test_what_one_is_to_let_go_of_is_offered_to_another_once_it_has_confirmed() 
     assert gpus_of(allocator.offers(), "f") == 1
 
 
-def test_a_slot_for_a_larger_trial_that_a_smaller_one_took_is_split() -> None:
+def test_slot_for_a_larger_trial_that_a_smaller_one_took_is_split() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, {"cpu": 2.0, "gpu": 2.0}))
@@ -160,7 +160,7 @@ def test_a_slot_for_a_larger_trial_that_a_smaller_one_took_is_split() -> None:
     assert (offer.resources, offer.devices) == (ONE, {"one-1": 1.0})
 
 
-def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
+def test_unused_resources_go_to_a_waiting_experiment() -> None:
     farm = SharedFarm(1)
     farm.join(node("one", 1))
     allocator = farm.allocator
@@ -180,7 +180,7 @@ def test_what_is_not_used_goes_to_who_waits_for_it() -> None:
 # --- nodes and experiments that join and leave ----------------------------------------------------
 
 
-def test_nothing_is_offered_of_a_lost_node_and_all_is_said_again_when_it_returns() -> None:
+def test_lost_node_is_not_offered_and_its_offers_are_repeated_when_it_returns() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -193,7 +193,7 @@ def test_nothing_is_offered_of_a_lost_node_and_all_is_said_again_when_it_returns
     assert (offer.n, offer.devices) == (2, {"one-0": 1.0})
 
 
-def test_a_dead_node_is_forgotten() -> None:
+def test_dead_node_is_forgotten() -> None:
     allocator = an_allocator(("one", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -206,7 +206,7 @@ def test_a_dead_node_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [None, 5.0])
-def test_of_a_node_that_is_drained_offers_go_down_to_nothing(grace_s: float | None) -> None:
+def test_drained_nodes_offers_shrink_to_nothing(grace_s: float | None) -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -221,7 +221,7 @@ def test_of_a_node_that_is_drained_offers_go_down_to_nothing(grace_s: float | No
     assert gpus_of(allocator.offers(), "e") == 2
 
 
-def test_a_paused_experiment_has_nothing_until_it_is_resumed() -> None:
+def test_paused_experiment_has_nothing_until_it_is_resumed() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(2))
@@ -235,7 +235,7 @@ def test_a_paused_experiment_has_nothing_until_it_is_resumed() -> None:
     assert gpus_of(allocator.offers(), "e") == 2
 
 
-def test_what_an_experiment_had_that_is_gone_is_free() -> None:
+def test_resources_of_a_removed_experiment_are_free() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.experiment_added("f", "ada", order=1)
@@ -246,7 +246,7 @@ def test_what_an_experiment_had_that_is_gone_is_free() -> None:
     assert gpus_of(allocator.offers(), "f") == 2
 
 
-def test_a_restarted_experiment_is_told_its_offers_again() -> None:
+def test_restarted_experiment_is_told_its_offers_again() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -256,7 +256,7 @@ def test_a_restarted_experiment_is_told_its_offers_again() -> None:
     assert (after.n, after.resources) == (before.n + 1, before.resources)
 
 
-def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hold() -> None:
+def test_restarted_allotter_offers_nothing_before_all_experiments_report() -> None:
     allocator = an_allocator(("one", 2))
     for order, name in enumerate(("old", "gone", "new")):
         allocator.experiment_added(name, "ada", order=order)
@@ -290,7 +290,7 @@ def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_befo
     assert (offer.n, offer.resources["gpu"]) == (9, 1.0)
 
 
-def test_trial_that_shuns_all_that_its_experiment_is_offered_is_offered_another_node() -> None:
+def test_trial_that_excludes_all_offered_nodes_is_offered_another() -> None:
     allocator = an_allocator(("one", 2), ("two", 4))
     allocator.experiment_added("e", "ada")
     both = (SlotDemand(ONE, 1, "", ("one",)), SlotDemand(ONE, 1))
@@ -301,7 +301,7 @@ def test_trial_that_shuns_all_that_its_experiment_is_offered_is_offered_another_
     assert "two" in [offer.instance_id for _, offer in allocator.offers()]
 
 
-def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> None:
+def test_waiting_reason_of_a_trial_with_an_offered_slot_names_the_experiment() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -311,7 +311,7 @@ def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> Non
     assert "to e, which has started no trial in it" in allocator.explainer.why("e", ONE)[0]
 
 
-def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -> None:
+def test_node_that_joins_after_the_experiments_reported_is_not_given_twice() -> None:
     allocator = an_allocator()
     allocator.experiment_added("old", "ada")
     allocator.experiment_added("new", "ada", order=1)
@@ -325,7 +325,7 @@ def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -
     assert gpus_of(allocator.offers(), "new") == 1
 
 
-def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -> None:
+def test_experiment_taken_over_has_its_nodes_in_the_order_of_its_report() -> None:
     """The order of a set differs between processes, and preemption depends on the order."""
     names = [f"n{place}" for place in range(8)]
     allocator = an_allocator(*((name, 1) for name in names))
@@ -336,7 +336,7 @@ def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -
     assert [offer.instance_id for _, offer in allocator.offers()] == names
 
 
-def test_requests_wait_in_the_order_in_which_they_were_said() -> None:
+def test_requests_wait_in_the_order_of_their_arrival() -> None:
     allocator = an_allocator(("one", 1))
     allocator.experiment_added("e", "ada")
     requests = [{"cpu": float(cpus), "gpu": 1.0} for cpus in range(1, 9)]
@@ -347,7 +347,7 @@ def test_requests_wait_in_the_order_in_which_they_were_said() -> None:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def test_an_owner_never_holds_more_than_its_quota() -> None:
+def test_owner_never_holds_more_than_its_quota() -> None:
     allocator = an_allocator(("one", 8), quotas={"ada": {"gpu": 3.0}})
     for name in ("e", "f"):
         allocator.experiment_added(name, "ada", order=ord(name))
@@ -357,7 +357,7 @@ def test_an_owner_never_holds_more_than_its_quota() -> None:
     assert "the quota of ada is gpu=3, and 3 of it is used" in allocator.explainer.why("f", ONE)
 
 
-def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_way() -> None:
+def test_higher_priority_of_an_owner_at_its_quota_preempts_the_owners_lower_one() -> None:
     farm = SharedFarm(1, FairShareSettings(quotas={"ada": {"gpu": 2.0}}))
     farm.join(node("one", 4))
     farm.submit(SharingExperiment("low", "ada", trials(9, 9000.0)))
@@ -371,7 +371,7 @@ def test_a_higher_priority_of_an_owner_at_its_quota_has_its_own_lower_one_give_w
 # --- explanations ---------------------------------------------------------------------------------
 
 
-def test_why_something_waits_names_the_resource_and_what_there_is() -> None:
+def test_waiting_reason_names_the_resource_and_the_available_amount() -> None:
     allocator = an_allocator(("one", 2), ("two", 1))
     allocator.experiment_added("e", "ada")
     allocator.experiment_added("f", "bob", priority=3)
@@ -390,7 +390,7 @@ def test_why_something_waits_names_the_resource_and_what_there_is() -> None:
     assert "knows no experiment 'g'" in allocator.explainer.why("g", ONE)[0]
 
 
-def test_the_snapshot_says_who_has_what() -> None:
+def test_snapshot_names_the_holder_of_each_resource() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1))
@@ -410,7 +410,7 @@ def _held(*devices: str) -> ResourceAmounts:
 # --- waiting requests -----------------------------------------------------------------------------
 
 
-def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node() -> None:
+def test_waiting_requests_are_counted_by_resources_even_without_nodes() -> None:
     allocator = an_allocator()
     for name, request in {
         "cpus": {"cpu": 1.0, "memory": 1e9},
@@ -431,7 +431,7 @@ def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node()
     }
 
 
-def test_what_was_offered_does_not_wait_any_more_and_who_is_paused_waits_for_nothing() -> None:
+def test_offered_requests_and_paused_experiments_do_not_wait() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(5))
@@ -443,7 +443,7 @@ def test_what_was_offered_does_not_wait_any_more_and_who_is_paused_waits_for_not
     assert allocator.explainer.waiting() == {}
 
 
-def test_what_only_a_quota_holds_up_does_not_wait() -> None:
+def test_request_held_up_only_by_a_quota_does_not_wait() -> None:
     allocator = an_allocator(("one", 2), quotas={"ada": {"gpu": 4.0}})
     for name, owner, priority in (("low", "ada", 0), ("high", "ada", 1), ("other", "bob", -1)):
         allocator.experiment_added(name, owner, priority=priority)
@@ -472,7 +472,7 @@ def test_what_only_a_quota_holds_up_does_not_wait() -> None:
         ({"cpu": 1.0}, {"gpu": 1.0}, 200),
     ],
 )
-def test_a_quota_is_minded_where_there_is_no_node_yet(
+def test_quota_applies_even_without_nodes(
     quota: dict[str, float], request_: dict[str, float], count: int
 ) -> None:
     allocator = an_allocator(quotas={"ada": quota})
@@ -481,7 +481,7 @@ def test_a_quota_is_minded_where_there_is_no_node_yet(
     assert allocator.explainer.waiting()["e"]["gpu"] == count
 
 
-def test_what_an_owner_gives_back_may_be_waited_for_again() -> None:
+def test_resources_given_back_by_an_owner_may_be_requested_again() -> None:
     allocator = an_allocator(("one", 4), quotas={"ada": {"gpu": 4.0}})
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(9))

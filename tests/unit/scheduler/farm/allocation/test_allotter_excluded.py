@@ -57,7 +57,7 @@ class Farm:
 
 
 @pytest.mark.parametrize("is_there_before", [True, False])
-def test_a_trial_that_shuns_a_node_is_offered_another_and_leaves_the_first_to_others(
+def test_trial_that_excludes_a_node_is_offered_another_and_leaves_the_first_to_others(
     is_there_before: bool,
 ) -> None:
     farm = Farm("one", *(["two"] if is_there_before else []), trials=1)
@@ -76,7 +76,7 @@ def test_a_trial_that_shuns_a_node_is_offered_another_and_leaves_the_first_to_ot
     assert farm.where()["t0"] != before
 
 
-def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> None:
+def test_each_of_two_equal_requests_gets_the_node_that_it_may_use() -> None:
     farm = Farm("one", trials=2)
     farm.settle()
     ((shy, _),) = farm.where().items()
@@ -89,7 +89,7 @@ def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> N
     assert farm.where() == {other: "one", shy: "two"}
 
 
-def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> None:
+def test_trial_whose_node_is_excluded_is_offered_another_that_becomes_free() -> None:
     farm = Farm("one", "two", trials=4)
     farm.allocator.experiment_added("f", "bob")
     farm.allocator.usage("f", OfferUsage({}, {}, (SlotDemand(REQUEST, 1, "two"),)))

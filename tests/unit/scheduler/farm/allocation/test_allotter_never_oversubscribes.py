@@ -52,7 +52,7 @@ others = st.tuples(
 @pytest.mark.parity(53, 60)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 99), actions=st.lists(submits | others, max_size=25))
-def test_nothing_is_ever_held_twice(seed: int, actions: list[tuple[Any, ...]]) -> None:
+def test_no_resource_is_ever_held_twice(seed: int, actions: list[tuple[Any, ...]]) -> None:
     farm = SharedFarm(seed, FairShareSettings(quotas={"b": {"gpu": 3.0}}, preempt_grace_s=10.0))
     farm.join(node("n0", 2, 6.0))
     farm.join(node("n1", 1, 4.0))

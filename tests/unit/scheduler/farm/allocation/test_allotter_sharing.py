@@ -35,7 +35,7 @@ def has(farm: SharedFarm) -> dict[str, float]:
 # --- priorities -----------------------------------------------------------------------------------
 
 
-def test_a_higher_priority_gets_all_that_it_wants_first() -> None:
+def test_higher_priority_gets_all_its_requests_first() -> None:
     farm = a_farm()
     farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
     farm.submit(SharingExperiment("high", "ada", trials(HOUR, count=3), priority=1))
@@ -43,7 +43,7 @@ def test_a_higher_priority_gets_all_that_it_wants_first() -> None:
     assert has(farm) == {"low": 1, "high": 3}
 
 
-def test_a_higher_priority_that_waits_has_lower_ones_give_way_at_once() -> None:
+def test_waiting_higher_priority_preempts_lower_ones_at_once() -> None:
     farm = a_farm(preempt_grace_s=33.0)
     farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
     farm.run(400.0)
@@ -53,7 +53,7 @@ def test_a_higher_priority_that_waits_has_lower_ones_give_way_at_once() -> None:
     assert (name, offer.resources["gpu"], offer.preempt_grace_s) == ("low", 2.0, 33.0)
 
 
-def test_the_trials_that_began_last_give_way() -> None:
+def test_trials_that_began_last_are_preempted() -> None:
     farm = a_farm()
     early = farm.submit(SharingExperiment("early", "ada", trials(HOUR, count=2)))
     farm.run(300.0)
@@ -65,7 +65,7 @@ def test_the_trials_that_began_last_give_way() -> None:
     assert has(farm) == {"early": 2, "late": 0, "high": 2}
 
 
-def test_nobody_gives_way_for_what_would_not_fit_then() -> None:
+def test_no_trial_is_preempted_for_a_request_that_would_still_not_fit() -> None:
     farm = a_farm(nodes=2)
     farm.submit(SharingExperiment("low", "ada", trials(9 * HOUR, count=4)))
     farm.submit(SharingExperiment("high", "bob", trials(9 * HOUR, count=4), priority=1))
@@ -88,7 +88,7 @@ def test_without_preemption_a_higher_priority_gets_slots_as_trials_end() -> None
     assert not farm.preempted
 
 
-def test_who_gave_way_gets_its_slots_back() -> None:
+def test_preempted_experiment_gets_its_slots_back() -> None:
     farm = a_farm()
     farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
     farm.run(60.0)
@@ -102,7 +102,7 @@ def test_who_gave_way_gets_its_slots_back() -> None:
 # --- shares ---------------------------------------------------------------------------------------
 
 
-def test_what_one_cannot_use_goes_to_the_others_by_weight() -> None:
+def test_resources_that_one_cannot_use_go_to_the_others_by_weight() -> None:
     accounts = [ShareAccount(1.0), ShareAccount(2.0), ShareAccount(1.0)]
     for account, held, demand in zip(accounts, (8.0, 0.0, 0.0), (99.0, 99.0, 1.0), strict=True):
         account.held, account.demand = held, demand
@@ -128,7 +128,7 @@ def test_without_gpus_the_dominant_resource_counts() -> None:
     assert running == {"cpus": 5, "memory": 4}  # 10/12 of the CPUs, 8/12 of the memory
 
 
-def test_a_newcomer_gets_its_share_as_trials_end_and_nobody_gives_way() -> None:
+def test_new_owner_gets_its_share_as_trials_end_without_preemption() -> None:
     farm = a_farm(gpus=8)
     farm.submit(SharingExperiment("a", "ada", trials(120.0)))
     farm.run(HOUR)
@@ -138,7 +138,7 @@ def test_a_newcomer_gets_its_share_as_trials_end_and_nobody_gives_way() -> None:
     assert not farm.preempted
 
 
-def test_where_trials_are_long_a_newcomer_gets_its_share_within_minutes() -> None:
+def test_new_owner_gets_its_share_within_minutes_where_trials_are_long() -> None:
     farm = a_farm(gpus=8)
     farm.submit(SharingExperiment("a", "ada", trials(9 * HOUR)))
     farm.run(HOUR)
@@ -162,7 +162,7 @@ def test_three_owners_of_four_gpus_take_turns_with_the_fourth() -> None:
     assert 6 < sum(farm.preempted.values()) < 12 * 6
 
 
-def test_an_owners_experiments_have_as_much_as_each_other_as_far_as_slots_can_be_divided() -> None:
+def test_experiments_of_an_owner_have_equal_shares_as_far_as_slots_divide() -> None:
     farm = a_farm()
     for name in ("first", "second", "third"):
         farm.submit(SharingExperiment(name, "ada", trials(300.0)))
@@ -170,7 +170,7 @@ def test_an_owners_experiments_have_as_much_as_each_other_as_far_as_slots_can_be
     assert sorted(has(farm).values()) == [1, 1, 2]
 
 
-def test_an_owners_second_experiment_gets_half_as_trials_of_the_first_end() -> None:
+def test_owners_second_experiment_gets_half_as_trials_of_the_first_end() -> None:
     farm = a_farm()
     farm.submit(SharingExperiment("first", "ada", trials(300.0)))
     farm.run(60.0)
@@ -180,7 +180,7 @@ def test_an_owners_second_experiment_gets_half_as_trials_of_the_first_end() -> N
     assert not farm.preempted
 
 
-def test_of_an_owners_experiments_that_have_as_much_the_first_comes_first() -> None:
+def test_first_of_an_owners_experiments_with_equal_shares_comes_first() -> None:
     farm = a_farm(gpus=1)
     for name in ("first", "second", "third"):
         farm.submit(SharingExperiment(name, "ada", trials(300.0, count=1)))
@@ -194,7 +194,7 @@ def test_of_an_owners_experiments_that_have_as_much_the_first_comes_first() -> N
 
 
 @pytest.mark.parity(61)
-def test_a_large_request_is_not_passed_over_for_ever() -> None:
+def test_large_request_is_not_passed_over_for_ever() -> None:
     farm = a_farm(nodes=2)
     farm.submit(SharingExperiment("small", "ada", trials(200.0)))
     farm.run(60.0)
@@ -204,7 +204,7 @@ def test_a_large_request_is_not_passed_over_for_ever() -> None:
     assert not farm.preempted
 
 
-def test_a_large_request_of_who_is_below_its_share_gets_a_whole_node() -> None:
+def test_large_request_of_an_owner_below_its_share_gets_a_whole_node() -> None:
     farm = a_farm(nodes=2)
     farm.submit(SharingExperiment("small", "ada", trials(9 * HOUR)))
     farm.run(HOUR)

@@ -47,7 +47,7 @@ class Experiment:
 
 
 @pytest.mark.parametrize(("quota", "nodes"), [(None, 1), (4.0, 2)])
-def test_unused_slot_in_the_way_of_another_request_is_given_for_that(
+def test_unused_slot_that_blocks_another_request_is_given_to_it(
     quota: float | None, nodes: int
 ) -> None:
     experiment = Experiment(quota=quota, nodes=nodes)
@@ -57,7 +57,7 @@ def test_unused_slot_in_the_way_of_another_request_is_given_for_that(
     assert experiment.has() == [{"cpu": 4.0}]
 
 
-def test_requests_of_which_an_experiment_uses_none_take_turns() -> None:
+def test_requests_of_an_experiment_that_uses_none_take_turns() -> None:
     experiment = Experiment()
     had = set[float]()
     for _ in range(60):
@@ -66,7 +66,7 @@ def test_requests_of_which_an_experiment_uses_none_take_turns() -> None:
     assert had == {1.0, 4.0}
 
 
-def test_unused_slot_that_is_in_nobodys_way_is_kept() -> None:
+def test_unused_slot_that_blocks_no_request_is_kept() -> None:
     experiment = Experiment(nodes=2)
     experiment.live(3)
     before = experiment.has()
@@ -74,7 +74,7 @@ def test_unused_slot_that_is_in_nobodys_way_is_kept() -> None:
     assert experiment.has() == before == [SMALL, {"cpu": 4.0}]
 
 
-def test_request_that_came_behind_is_served_once_no_other_waits() -> None:
+def test_later_request_is_served_once_no_other_waits() -> None:
     experiment = Experiment()
     experiment.live(60)
     experiment.wants = WANTS[:1]

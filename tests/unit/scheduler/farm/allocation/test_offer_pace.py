@@ -18,7 +18,7 @@ def _usage(cpus: float = 0.0, wants: int = 9) -> OfferUsage:
     return OfferUsage(seen={"one": 1}, held=held, wants=(SlotDemand(_CPU, wants),))
 
 
-def test_at_first_it_gets_one_slot_for_each_of_its_wishes():
+def test_new_experiment_gets_one_slot_for_each_request():
     usage = OfferUsage(
         wants=(SlotDemand(_CPU, 9, "one"), SlotDemand(_GPU, 2), SlotDemand({"gpu": 1}, 0))
     )
@@ -30,14 +30,14 @@ def test_at_first_it_gets_one_slot_for_each_of_its_wishes():
     )
 
 
-def test_who_makes_use_of_a_slot_soon_gets_all_it_wants():
+def test_experiment_that_uses_a_slot_soon_gets_all_it_requests():
     pace = OfferPace()
     pace.heard(_usage(), 0.0)
     pace.offered("one", _CPU, 0.1)
     assert pace.heard(_usage(1.0), 0.2) == _usage(1.0)
 
 
-def test_who_thinks_long_gets_one_slot_after_the_other():
+def test_experiment_that_uses_slots_slowly_gets_them_one_by_one():
     pace = OfferPace()
     pace.offered("one", _CPU, 0.0)
     assert _counts(pace.heard(_usage(), 0.1)) == [1]  # it has the slot, but no suggestion yet
@@ -48,7 +48,7 @@ def test_who_thinks_long_gets_one_slot_after_the_other():
     assert _counts(pace.heard(_usage(3.0), 120.1)) == [9]  # it has suggested many
 
 
-def test_a_slot_that_became_empty_counts_from_then_on():
+def test_slot_that_became_empty_counts_from_then_on():
     pace = OfferPace()
     pace.offered("one", {"cpu": 2.0}, 0.0)
     pace.heard(_usage(2.0), 0.1)
@@ -58,7 +58,7 @@ def test_a_slot_that_became_empty_counts_from_then_on():
     assert _counts(pace.heard(_usage(2.0), 260.0)) == [1]
 
 
-def test_a_dead_node_counts_no_more():
+def test_dead_node_no_longer_counts():
     pace = OfferPace()
     pace.heard(_usage(), 0.0)
     pace.offered("one", _CPU, 0.1)

@@ -52,7 +52,7 @@ def _from(problem: Exception, cause: Exception) -> Exception:
         _FULL,
     ],
 )
-def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem):
+def test_failure_of_disk_or_store_may_succeed_on_retry(problem):
     assert process_exit_code(problem) == EXIT_AGAIN
 
 
@@ -75,9 +75,9 @@ def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem)
         (RedisUnavailable("away"), EXIT_UNAVAILABLE),
     ],
 )
-def test_what_is_the_experiments_own_fault_does_not(problem, code):
+def test_failure_of_the_experiments_code_does_not_succeed_on_retry(problem, code):
     assert process_exit_code(problem) == code
 
 
-def test_a_search_of_a_scheduler_in_the_foreground_fails_with_its_store():
+def test_search_of_a_foreground_scheduler_fails_with_its_store():
     assert exit_code(StoreError("it does not answer")) == EXIT_FAILED

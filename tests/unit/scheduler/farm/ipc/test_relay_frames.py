@@ -36,12 +36,12 @@ def test_frames_arrive_whole_and_in_order_however_the_stream_is_cut():
 
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1])
-def test_a_length_that_no_frame_has_is_refused(length):
+def test_frame_of_an_invalid_length_is_rejected(length):
     with pytest.raises(TransportError, match="says that it has"):
         IpcFrameDecoder().feed(struct.pack(">I", length) + b"rest")
 
 
-def test_both_ends_send_more_than_the_sockets_hold_and_neither_waits():
+def test_both_ends_send_more_than_the_sockets_hold_without_waiting():
     left, right = pair()
     sent = [bytes([number]) * 2**20 for number in range(1, 9)]
     for payload in sent:
@@ -62,7 +62,7 @@ def test_both_ends_send_more_than_the_sockets_hold_and_neither_waits():
     right.close()
 
 
-def test_what_was_said_before_the_end_is_read_and_then_the_end_is_known():
+def test_frames_sent_before_the_end_are_read_before_it():
     left, right = pair()
     right.put(b"unread")
     right.flush()
@@ -80,7 +80,7 @@ def test_what_was_said_before_the_end_is_read_and_then_the_end_is_known():
     right.close()
 
 
-def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
+def test_message_that_is_too_large_is_rejected_and_none_of_it_is_sent():
     left, right = pair()
     with pytest.raises(TransportError, match="bytes"):
         left.put(bytes(MAX_FRAME_BYTES + 1))
@@ -89,7 +89,7 @@ def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
     right.close()
 
 
-def test_facts_are_sent_in_bounded_frames_and_no_batch_is_cut_in_two():
+def test_events_are_sent_in_bounded_frames_and_no_batch_is_split():
     text = "x" * (_FRAME_BYTES // 4)
     read_events: list[ReadEvent] = []
     for number in range(6):

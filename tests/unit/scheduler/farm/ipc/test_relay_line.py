@@ -38,7 +38,7 @@ def say(supervisor: FrameSocket, message: r.ToExperiment) -> None:
     supervisor.flush()
 
 
-def test_it_may_act_while_the_supervisor_was_heard_and_not_when_that_is_long_ago(ends, monkeypatch):
+def test_experiment_may_act_only_after_a_recent_heartbeat_of_its_supervisor(ends, monkeypatch):
     line, supervisor = ends
     with monkeypatch.context() as patched:
         patched.setattr(line, "_heard_within_s", 0.1)
@@ -54,7 +54,7 @@ def test_it_may_act_while_the_supervisor_was_heard_and_not_when_that_is_long_ago
     line.check()
 
 
-def test_it_waits_a_moment_for_a_supervisor_that_is_late(ends):
+def test_experiment_waits_briefly_for_a_late_supervisor(ends):
     line, supervisor = ends
     late = threading.Timer(0.1, lambda: say(supervisor, r.LeaseProof(time.monotonic())))
     late.start()
@@ -62,7 +62,7 @@ def test_it_waits_a_moment_for_a_supervisor_that_is_late(ends):
     late.join()
 
 
-def test_a_beat_behind_other_messages_is_heard_and_those_are_not_lost(ends):
+def test_heartbeat_behind_other_messages_is_seen_and_those_are_not_lost(ends):
     line, supervisor = ends
     for number in range(20):
         say(supervisor, r.IpcRequest(number, r.StopOneTrial("a", "b" * 1000)))
@@ -71,9 +71,7 @@ def test_a_beat_behind_other_messages_is_heard_and_those_are_not_lost(ends):
     assert [message.id for message in line.take()] == list(range(20))
 
 
-def test_it_says_that_it_lives_during_a_long_transfer_and_during_many_short_steps(
-    ends, monkeypatch
-):
+def test_heartbeats_are_sent_during_a_long_transfer_and_many_short_steps(ends, monkeypatch):
     line, supervisor = ends
     monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
 
@@ -91,7 +89,7 @@ def test_it_says_that_it_lives_during_a_long_transfer_and_during_many_short_step
     assert heard(2)
 
 
-def test_a_transfer_ends_although_the_supervisor_has_gone(ends):
+def test_transfer_ends_although_the_supervisor_has_ended(ends):
     line, supervisor = ends
     with line.alive():
         supervisor.close()
@@ -99,7 +97,7 @@ def test_a_transfer_ends_although_the_supervisor_has_gone(ends):
     assert line.is_lost
 
 
-def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
+def test_experiment_may_not_act_after_its_supervisor_has_ended(ends):
     line, supervisor = ends
     say(supervisor, r.LeaseProof(time.monotonic()))
     line.check()
@@ -111,7 +109,7 @@ def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
         line.first()
 
 
-def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_hears_it(ends):
+def test_experiment_with_many_messages_waits_for_its_supervisor_and_still_reads(ends):
     line, supervisor = ends
     notices = r.ExperimentNotices(("x" * 2**20,))
     got: list[r.ToSupervisor] = []
@@ -134,7 +132,7 @@ def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_h
     assert r.IpcRequest(7, r.ExplainTrial("t")) in line.take()
 
 
-def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
+def test_wait_ends_with_a_message_or_a_wake_up(ends):
     line, supervisor = ends
     line.wake()
     assert line.wait(10.0)
@@ -146,7 +144,7 @@ def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
     assert line.take() == [r.TransportNotices(("Redis is away",))]
 
 
-def test_what_was_said_last_is_sent_before_the_line_is_closed(ends, monkeypatch):
+def test_last_message_is_sent_before_the_line_is_closed(ends, monkeypatch):
     monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 60.0)
     line, supervisor = ends
     notices = r.ExperimentNotices(("x" * 2**20,))
@@ -169,7 +167,7 @@ def heard(supervisor: FrameSocket) -> list[r.ToSupervisor]:
     return [r.decode_for_supervisor(payload) for payload in supervisor.receive()]
 
 
-def test_it_says_that_it_is_alive_at_most_once_in_a_while(ends, monkeypatch):
+def test_heartbeats_are_sent_at_most_once_per_interval(ends, monkeypatch):
     line, supervisor = ends
     for _ in range(3):
         say(supervisor, r.LeaseProof(time.monotonic()))
@@ -181,7 +179,7 @@ def test_it_says_that_it_is_alive_at_most_once_in_a_while(ends, monkeypatch):
     assert heard(supervisor) == [r.ExperimentAlive()]
 
 
-def test_it_says_so_while_it_pauses_and_pauses_no_shorter_for_messages(ends):
+def test_heartbeats_are_sent_during_a_pause_and_messages_do_not_shorten_it(ends):
     line, supervisor = ends
     say(supervisor, r.LeaseProof(time.monotonic()))
     say(supervisor, r.IpcRequest(1, r.StopOneTrial("a", "b")))
@@ -192,7 +190,7 @@ def test_it_says_so_while_it_pauses_and_pauses_no_shorter_for_messages(ends):
     assert [message.id for message in line.take()] == [1]
 
 
-def test_it_pauses_no_shorter_where_the_supervisor_has_gone(ends):
+def test_pause_is_not_shorter_after_the_supervisor_has_ended(ends):
     line, supervisor = ends
     supervisor.close()
     began = time.monotonic()

@@ -122,7 +122,7 @@ def experiment(tmp_path: Path) -> Iterator[Experiment]:
         made.ends(-9)
 
 
-def test_a_disk_or_store_that_failed_it_leaves_its_trials_for_the_next_one(experiment):
+def test_failure_of_disk_or_store_leaves_trials_to_the_next_process(experiment):
     experiment.attach()
     assert experiment.ends(EXIT_AGAIN) == (
         ExperimentOutcome.LEFT,
@@ -133,11 +133,11 @@ def test_a_disk_or_store_that_failed_it_leaves_its_trials_for_the_next_one(exper
     assert experiment.nodes.became == "left"
 
 
-def test_code_of_its_own_that_raises_fails_it(experiment):
+def test_code_of_the_user_that_raises_fails_the_experiment(experiment):
     assert experiment.ends(EXIT_FAILED).outcome is ExperimentOutcome.FAILED
 
 
-def test_process_that_says_why_it_ends_is_quoted_whatever_stderr_has(experiment):
+def test_process_that_reports_why_it_ends_is_quoted_whatever_stderr_has(experiment):
     experiment.say(r.encode(r.ExperimentProblem("no space is left")))
     assert experiment.ends(EXIT_AGAIN).text == "no space is left"
 
@@ -147,7 +147,7 @@ def test_process_that_fails_silently_has_a_reason(experiment, monkeypatch):
     assert "exit code 1" in experiment.ends(EXIT_FAILED).text
 
 
-def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(experiment):
+def test_process_that_exits_with_zero_before_the_search_has_ended_has_died(experiment):
     experiment.attach()
     process_exit = experiment.ends(0)
     assert process_exit.outcome is ExperimentOutcome.DIED
@@ -155,11 +155,11 @@ def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(expe
     assert experiment.nodes.became == "left"
 
 
-def test_one_that_had_nothing_to_do_need_not_say_so(experiment):
+def test_process_without_a_search_need_not_report_an_end(experiment):
     assert experiment.ends(0).outcome is ExperimentOutcome.FINISHED
 
 
-def test_one_that_deregisters_is_over(experiment):
+def test_process_that_deregisters_has_ended(experiment):
     experiment.attach()
     experiment.say(r.encode(r.SearchEnded("is over")))
     assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "is over", b"")
@@ -173,7 +173,7 @@ def test_one_that_deregisters_is_over(experiment):
         r.encode(r.SearchStatus(counts={}))[:-1] + b"\x91" * 100_000,
     ],
 )
-def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
+def test_process_that_sends_unreadable_frames_is_killed(experiment, payload):
     experiment.attach()
     experiment.say(payload)
     process_exit = experiment.ends(-9)
@@ -207,7 +207,7 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
         r.StoreUse(copy_behind_s=math.inf),
     ],
 )
-def test_store_use_that_no_process_could_count_is_left_out(experiment, use):
+def test_impossible_store_use_is_left_out(experiment, use):
     honest = r.StoreUse(StoreTraffic(5, 1), waiting=2)
     experiment.attach()
     experiment.say(r.encode(honest))
@@ -215,7 +215,7 @@ def test_store_use_that_no_process_could_count_is_left_out(experiment, use):
     assert experiment.connection.store_use == honest
 
 
-def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
+def test_requester_is_told_of_an_unreadable_answer(experiment):
     replies: list[ExperimentReply] = []
     experiment.attach()
     experiment.connection.ask(r.ExplainTrial("a"), replies.append)
@@ -231,7 +231,7 @@ def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
         ((), "an exit handler (atexit)"),
     ],
 )
-def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_said(
+def test_process_that_does_not_exit_after_its_search_is_killed_with_its_reported_outcome(
     experiment, threads, named
 ):
     experiment.attach()
@@ -250,14 +250,14 @@ def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_sa
     )
 
 
-def test_process_that_ends_in_time_is_judged_by_what_it_said_last(experiment):
+def test_process_that_exits_in_time_is_judged_by_its_last_report(experiment):
     experiment.attach()
     experiment.say(r.encode(r.ExperimentExiting(EXIT_AGAIN)))
     process_exit = experiment.ends(-signal.SIGSEGV)  # it died in an exit handler: all work was done
     assert (process_exit.outcome, process_exit.returncode) == (ExperimentOutcome.LEFT, EXIT_AGAIN)
 
 
-def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
+def test_repeated_reports_of_an_end_delay_no_kill(experiment):
     experiment.attach()
     deadline = time.monotonic() + 10
     while experiment.code is None and time.monotonic() < deadline:
@@ -266,7 +266,7 @@ def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
     assert experiment.code == -signal.SIGKILL
 
 
-def test_silence_of_a_process_is_counted_by_beats_from_its_start(experiment, monkeypatch):
+def test_silence_of_a_process_is_counted_by_heartbeats_from_its_start(experiment, monkeypatch):
     clock = time.monotonic()
     monkeypatch.setattr(link_module.time, "monotonic", lambda: clock)
     experiment.connection.beat(0.0)
@@ -287,7 +287,9 @@ def test_silence_of_a_process_is_counted_by_beats_from_its_start(experiment, mon
     assert experiment.connection.silent_s == 0.0
 
 
-def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment, monkeypatch):
+def test_process_that_hangs_prints_its_stacks_and_is_killed_if_it_continues(
+    experiment, monkeypatch
+):
     monkeypatch.setattr(link_module, "_ABORT_WITHIN_S", 0.0)
     experiment.attach()
     experiment.connection.abort()
@@ -308,7 +310,7 @@ def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment
         r.SearchStatus(counts={}, elapsed_s=math.inf),
     ],
 )
-def test_process_that_names_impossible_numbers_ends_its_experiment_alone(experiment, message):
+def test_process_with_impossible_numbers_ends_only_its_experiment(experiment, message):
     experiment.attach()
     experiment.say(r.encode(message))
     process_exit = experiment.ends(-9)
@@ -316,7 +318,7 @@ def test_process_that_names_impossible_numbers_ends_its_experiment_alone(experim
     assert "it sent what cannot be read" in process_exit.text
 
 
-def test_experiment_on_which_the_supervisor_fails_ends_alone(experiment, monkeypatch, capfd):
+def test_experiment_that_makes_the_supervisor_fail_ends_alone(experiment, monkeypatch, capfd):
     experiment.attach()
     monkeypatch.setattr(experiment.nodes, "take", lambda: [object()])
     experiment.connection.attend()

@@ -40,7 +40,7 @@ def forkservers() -> Iterator[ExperimentForkservers]:
         {"python": "/nowhere/python"},
     ],
 )
-def test_what_it_cannot_be_started_with_is_told(forkservers, tmp_path, options):
+def test_invalid_start_of_a_process_is_reported(forkservers, tmp_path, options):
     ours, theirs = socket.socketpair()
     with ours, pytest.raises(ConfigError, match="cannot be started with"):
         forkservers.start(tmp_path / "search", theirs, **options)
@@ -86,7 +86,7 @@ def start(server: FakeForkserver, folder) -> ExperimentProcess:
     return ExperimentProcess(server, folder / "search", theirs)
 
 
-def test_a_folder_that_cannot_be_made_is_told(forkservers, tmp_path, monkeypatch):
+def test_folder_that_cannot_be_created_is_reported(forkservers, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(forkservers, "_server", lambda *_: FakeForkserver())
     ours, theirs = socket.socketpair()
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_made_is_told(forkservers, tmp_path, monkeypatch
     assert theirs.fileno() == -1
 
 
-def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
+def test_experiment_without_a_process_is_to_be_restarted(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
     assert process.returncode() is None
@@ -131,7 +131,7 @@ def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, v
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1, 2**22 + 1])
-def test_number_of_no_experiment_is_refused(tmp_path, pid):
+def test_number_of_an_unknown_experiment_is_rejected(tmp_path, pid):
     server = FakeForkserver()
     process = start(server, tmp_path)
     server.say(ExperimentForked(pid))
@@ -141,7 +141,7 @@ def test_number_of_no_experiment_is_refused(tmp_path, pid):
 
 
 @pytest.mark.parametrize("lie", [ExperimentForked(1), ExperimentForkFailed("no")])
-def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, victim, lie):
+def test_second_report_of_the_start_of_a_process_ends_the_forkserver(tmp_path, victim, lie):
     server = FakeForkserver()
     process = start(server, tmp_path)
     server.say(
@@ -157,7 +157,7 @@ def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, 
     process.close()
 
 
-def test_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
+def test_report_of_the_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
     server.say(ExperimentExited(0))
@@ -166,7 +166,7 @@ def test_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
     process.close()
 
 
-def test_one_that_died_with_its_forkserver_is_to_be_started_again(tmp_path, victim):
+def test_experiment_that_died_with_its_forkserver_is_to_be_restarted(tmp_path, victim):
     server = FakeForkserver()
     server.pid = os.getppid()
     process = start(server, tmp_path)
@@ -177,7 +177,7 @@ def test_one_that_died_with_its_forkserver_is_to_be_started_again(tmp_path, vict
     process.close()
 
 
-def test_one_that_is_killed_before_it_is_forked_is_cut_off(tmp_path):
+def test_experiment_killed_before_its_fork_is_disconnected(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
     process.kill()
@@ -186,7 +186,7 @@ def test_one_that_is_killed_before_it_is_forked_is_cut_off(tmp_path):
     process.close()
 
 
-def test_one_too_many_is_to_be_started_again(tmp_path):
+def test_experiment_beyond_the_process_limit_is_to_be_restarted(tmp_path):
     server = FakeForkserver()
     server.rejection = BlockingIOError(errno.EAGAIN, "there is no room")
     process = start(server, tmp_path)

@@ -64,18 +64,18 @@ def ends() -> Iterator[Ends]:
     made.supervisor.close()
 
 
-def test_the_first_time_it_tells_of_all_nodes_for_the_run_before_may_not_have(ends: Ends) -> None:
+def test_first_release_names_all_nodes(ends: Ends) -> None:
     assert ends.released({"a": 3, "b": 5}) == {"a": 3, "b": 5}
 
 
-def test_later_it_tells_of_those_nodes_of_which_something_was_read(ends: Ends) -> None:
+def test_later_releases_name_nodes_with_newly_read_events(ends: Ends) -> None:
     ends.released({"a": 3, "b": 5})
     ends.read(("a", 4))
     assert ends.released({"a": 4, "b": 5}) == {"a": 4}
     assert ends.released({"a": 4, "b": 5}) == {}
 
 
-def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> None:
+def test_events_read_and_not_yet_saved_are_released_once_saved(ends: Ends) -> None:
     ends.released({"a": 3, "b": 5})
     ends.read(("a", 4), ("b", 9))
     assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # as far as the copy goes
@@ -83,7 +83,7 @@ def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> Non
     assert ends.released({"a": 4, "b": 9}) == {}
 
 
-def test_a_node_that_is_dead_is_told_of_no_more(ends: Ends) -> None:
+def test_dead_node_is_not_released(ends: Ends) -> None:
     ends.released({"a": 3, "b": 5})
     ends.read(("a", 4))
     assert ends.released({"b": 5}) == {}
@@ -97,7 +97,7 @@ class Place:
     turn: int = 0
 
 
-def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_one(
+def test_store_outage_of_any_length_holds_two_releases_including_the_newest(
     ends: Ends,
 ) -> None:
     executor, journal, copy = ends.executor, Place(), Place()

@@ -55,7 +55,7 @@ def search() -> Search:
     return Search()
 
 
-def test_an_answer_is_sent(search):
+def test_answer_is_sent(search):
     answered = search.show()
     assert answered.rejection is None
     detail = msgspec.msgpack.decode(answered.answer, type=ExperimentDetail)
@@ -67,7 +67,7 @@ def test_an_answer_is_sent(search):
 
 
 @pytest.mark.parametrize("note", ["\udc80", "x" * 2**24])
-def test_an_answer_that_cannot_be_sent_is_refused(search, note):
+def test_answer_that_cannot_be_sent_is_rejected(search, note):
     search.view.notes = [note]
     answered = search.show()
     assert answered.rejection is not None
@@ -80,7 +80,7 @@ def test_an_answer_that_cannot_be_sent_is_refused(search, note):
 
 
 @pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20])
-def test_a_best_configuration_that_cannot_be_sent_is_left_out(search, value):
+def test_best_configuration_that_cannot_be_sent_is_left_out(search, value):
     search.view.best = ("a", 0.5, {"value": value})
     status = search.status_reporter.status()
     assert (status.best, status.best_config) == (("a", 0.5), {})

@@ -100,7 +100,7 @@ def said(farm: FarmSnapshot = FARM) -> dict[str, float]:
     }
 
 
-def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
+def test_metrics_of_a_farm_include_experiments_nodes_and_owners():
     samples = said()
     expected = {
         "tunemq_experiments{state=RUNNING}": 2,
@@ -164,7 +164,7 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
     assert {key: samples.get(key) for key in expected} == expected
 
 
-def test_what_a_node_does_not_say_is_not_made_up():
+def test_values_that_a_node_does_not_report_are_left_out():
     silent = NodeSnapshot(ROW, NodeMetrics(), 0.0)
     samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
     assert not [key for key in samples if "load1" in key or "gpu_busy" in key]
@@ -176,7 +176,7 @@ def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
     assert not [key for key in samples if "backup" in key or "head_disk" in key]
 
 
-def test_of_two_attempts_of_a_node_the_newer_one_is_told():
+def test_newer_of_two_instances_of_a_node_is_shown():
     older = msgspec.structs.replace(ROW, instance_id="inc0", state="silent", trials=9, since=0.0)
     nodes = (*FARM.nodes, NodeSnapshot(older, NodeMetrics(), 60.0))
     samples = said(msgspec.structs.replace(FARM, nodes=nodes))
@@ -184,7 +184,7 @@ def test_of_two_attempts_of_a_node_the_newer_one_is_told():
     assert samples["tunemq_nodes{state=silent}"] == 1
 
 
-def test_turns_are_counted_by_how_long_they_last():
+def test_loop_turns_are_counted_by_duration():
     turns = TurnTimes()
     for seconds in (0.0001, 0.001, 0.02, 99.0):
         turns.add(seconds)
@@ -214,7 +214,7 @@ def scraped(server: MetricsServer) -> dict[str, float]:
     return {one.name: one.value for family in families for one in family.samples}
 
 
-def test_before_there_is_a_farm_only_the_process_is_told_of(server):
+def test_without_a_farm_only_process_metrics_are_shown(server):
     samples = scraped(server)
     assert samples["process_resident_memory_bytes"] > 0
     assert "tunemq_results_total" not in samples
@@ -222,7 +222,7 @@ def test_before_there_is_a_farm_only_the_process_is_told_of(server):
     assert scraped(server)["tunemq_results_total"] == 42
 
 
-def test_a_client_that_says_nothing_is_not_waited_for_for_long(server, monkeypatch):
+def test_silent_client_is_disconnected_soon(server, monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.farm.monitoring.metrics_server._Handler.timeout", 1.0)
     host, port = "127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0])
     with socket.create_connection((host, port)):
@@ -318,7 +318,7 @@ def test_metrics_server_drops_clients_without_a_request_before_slow_readers(serv
         assert slow.makefile("rb").read().endswith(b"metrics")
 
 
-def test_an_address_that_is_taken_is_refused(server):
+def test_address_in_use_is_rejected(server):
     taken = server.address.removeprefix("http://").removesuffix("/metrics")
     with pytest.raises(ConfigError, match=f"--metrics {taken} cannot be used"):
         MetricsServer(taken)
@@ -326,7 +326,7 @@ def test_an_address_that_is_taken_is_refused(server):
         MetricsServer("nonsense")
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_missing_library_is_named_with_its_installation(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'prometheus-client>=0.22'"):
         MetricsServer("127.0.0.1:0")

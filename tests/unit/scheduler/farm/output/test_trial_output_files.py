@@ -49,41 +49,41 @@ def piece(offset, data, *, attempt=1, name="stdout", folder="train_a", turn=0):
     return OutputChunk("a", attempt, folder, name, offset, data, turn)
 
 
-def test_pieces_are_added_in_their_order(printed):
+def test_chunks_are_appended_in_order(printed):
     printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
     printed.come(piece(4, b"two\n"))
     assert printed.read() == b"one\ntwo\n"
     assert printed.read("stderr") == b"oh\n"
 
 
-def test_what_was_left_out_is_said(printed):
+def test_omitted_output_is_noted(printed):
     printed.come(piece(0, b"one\n"), piece(104, b"two\n"))
     assert printed.read() == b"one\n[100 bytes are not shown here]\ntwo\n"
 
 
-def test_what_came_before_is_not_added_again(printed):
+def test_earlier_output_is_not_appended_again(printed):
     printed.come(piece(0, b"one\n"), piece(0, b"one\ntwo\n"), piece(4, b"two\n"))
     assert printed.read() == b"one\ntwo\n"
 
 
-def test_an_attempt_begins_at_its_own_beginning(printed):
+def test_attempt_begins_at_its_beginning(printed):
     printed.come(piece(0, b"one\n"), piece(0, b"again\n", attempt=2))
     assert printed.read() == b"one\nagain\n"
 
 
-def test_a_file_that_was_shortened_continues(printed):
+def test_shortened_file_continues(printed):
     printed.come(piece(0, b"0123456789"), piece(0, b"[x]9", turn=1), piece(4, b"abc", turn=1))
     assert printed.read() == b"0123456789[x]9abc"
 
 
-def test_s03_a_piece_that_somebody_says_again_is_not_added_again(printed):
+def test_s03_repeated_chunk_is_not_appended_again(printed):
     pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
     printed.come(*pieces)
     printed.come(*pieces)
     assert printed.read() == b"one\ntwo\n[x]\n"
 
 
-def test_the_next_scheduler_continues_where_this_one_was(printed, tmp_path):
+def test_next_scheduler_continues_where_this_one_stopped(printed, tmp_path):
     assert printed.files.asks()[-1] == "0-0"
     printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
     assert files_of(tmp_path).asks()[-1] == "2-0"
@@ -91,7 +91,7 @@ def test_the_next_scheduler_continues_where_this_one_was(printed, tmp_path):
     assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
-def test_s03_a_piece_said_again_after_a_restart_is_not_added_again(printed, tmp_path):
+def test_s03_chunk_repeated_after_a_restart_is_not_appended_again(printed, tmp_path):
     pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
     printed.come(*pieces)
     with (tmp_path / ".output-known").open("ab") as file:
@@ -103,7 +103,7 @@ def test_s03_a_piece_said_again_after_a_restart_is_not_added_again(printed, tmp_
     assert printed.read() == b"one\ntwo\n[x]\nthree\n"
 
 
-def test_the_note_of_what_is_known_does_not_grow_for_ever(printed, tmp_path, monkeypatch):
+def test_cursor_file_does_not_grow_for_ever(printed, tmp_path, monkeypatch):
     monkeypatch.setattr(trial_output_files, "_KNOWN_LINES", 10)
     for number in range(100):
         printed.come(piece(number, b"x"))
@@ -113,17 +113,17 @@ def test_the_note_of_what_is_known_does_not_grow_for_ever(printed, tmp_path, mon
     assert printed.read() == b"x" * 100 + b"y"
 
 
-def test_nothing_new_is_nothing_to_do(printed, tmp_path):
+def test_no_new_output_causes_no_work(printed, tmp_path):
     assert not printed.files.answered(None)
     assert [path.name for path in tmp_path.iterdir()] == ["train_a"]
 
 
-def test_where_there_is_a_lot_it_is_asked_again(printed):
+def test_large_output_is_read_again_at_once(printed):
     assert printed.come(*(piece(number, b"x") for number in range(100)))
     assert not printed.come(piece(100, b"x"))
 
 
-def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
+def test_output_file_does_not_grow_for_ever(printed, monkeypatch):
     monkeypatch.setattr(trial_output_files, "LIMIT_BYTES", 10)
     for number in range(5):
         printed.come(piece(4 * number, b"abc\n"))
@@ -145,7 +145,7 @@ def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
         piece(0, b"x", name="../stdout"),
     ],
 )
-def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
+def test_output_of_an_unknown_node_is_left_out(printed, tmp_path, bad):
     for name in ("journal", "train_b"):
         (tmp_path / name).mkdir()
     printed.come(bad)
@@ -159,7 +159,7 @@ def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
 
 
 @pytest.mark.parametrize("has_reader", [False, True])
-def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_reader):
+def test_fifo_in_place_of_a_file_does_not_block(printed, tmp_path, has_reader):
     folder = tmp_path / "train_a"
     os.mkfifo(folder / "stdout")
     reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
@@ -170,18 +170,18 @@ def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_re
         os.close(reader)
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(printed, tmp_path):
+def test_link_in_place_of_a_file_is_not_followed(printed, tmp_path):
     (tmp_path / "other").write_bytes(b"mine\n")
     (tmp_path / "train_a" / "stdout").symlink_to(tmp_path / "other")
     printed.come(piece(0, b"one\n"))
     assert (tmp_path / "other").read_bytes() == b"mine\n"
 
 
-def test_a_fifo_in_the_place_of_the_cursor_is_as_if_there_were_none(tmp_path):
+def test_fifo_in_place_of_the_cursor_counts_as_missing(tmp_path):
     os.mkfifo(tmp_path / ".output-cursor")
     assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
-def test_a_piece_that_is_no_utf8_is_passed_over(printed):
+def test_chunk_that_is_no_utf8_is_skipped(printed):
     printed.come(encode(piece(0, b"")).replace(b"train_a", b"train_\xff"), piece(0, b"text"))
     assert printed.read() == b"text"

@@ -36,14 +36,14 @@ def script(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_tuner_of_a_script_is_the_one_called_tuner(script):
+def test_tuner_of_a_script_is_the_variable_tuner(script):
     tuner = load_tuner(script, "tuner")
     assert isinstance(tuner, Tuner)
     assert tuner.parts.run.name == "mine"
     assert sys.argv == [str(script)]
 
 
-def test_another_name_can_be_given(script):
+def test_another_variable_can_be_given(script):
     assert load_tuner(script, "second").parts.run.name is None
 
 
@@ -54,12 +54,12 @@ def test_another_name_can_be_given(script):
         ("number", "number in .* is a int and no Tuner"),
     ],
 )
-def test_what_cannot_be_used_is_told_with_what_can(script, name, said):
+def test_invalid_variable_is_reported_with_the_valid_ones(script, name, said):
     with pytest.raises(ConfigError, match=said):
         load_tuner(script, name)
 
 
-def test_a_script_without_a_tuner_is_told_what_to_write(tmp_path, script):
+def test_script_without_a_tuner_is_rejected_with_the_fix(tmp_path, script):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ConfigError, match=r"write `tuner = tune.Tuner\(...\)` in it"):
         load_tuner(tmp_path / "empty.py", "tuner")

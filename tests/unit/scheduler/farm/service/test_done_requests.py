@@ -21,7 +21,7 @@ class Clock:
         return self.seconds
 
 
-def test_an_answer_is_remembered_by_the_next_process(tmp_path):
+def test_answer_is_remembered_by_the_next_process(tmp_path):
     done = DoneRequests(tmp_path / "requests")
     done.add("a", b"answer of a")
     done.add("b", b"")
@@ -33,7 +33,7 @@ def test_an_answer_is_remembered_by_the_next_process(tmp_path):
     assert again.get("c") is None
 
 
-def test_a_file_that_ends_at_any_byte_keeps_the_whole_records_before(tmp_path):
+def test_file_cut_at_any_byte_keeps_the_complete_records_before(tmp_path):
     path = tmp_path / "requests"
     done, ends = DoneRequests(path), []
     for number in range(4):
@@ -49,7 +49,7 @@ def test_a_file_that_ends_at_any_byte_keeps_the_whole_records_before(tmp_path):
         assert DoneRequests(path).get("new") == b"1"
 
 
-def test_a_damaged_record_ends_what_is_believed(tmp_path):
+def test_damaged_record_ends_the_trusted_part(tmp_path):
     path = tmp_path / "requests"
     done = DoneRequests(path)
     done.add("a", b"1")
@@ -65,7 +65,7 @@ def test_a_damaged_record_ends_what_is_believed(tmp_path):
     assert again.get("b") is None
 
 
-def test_the_file_is_bounded_and_keeps_the_newest(tmp_path):
+def test_file_is_bounded_and_keeps_the_newest(tmp_path):
     path = tmp_path / "requests"
     now = Clock()
     done = DoneRequests(path, kept=10, clock=now)
@@ -80,7 +80,7 @@ def test_the_file_is_bounded_and_keeps_the_newest(tmp_path):
     assert again.get("r0") is None
 
 
-def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_path, monkeypatch):
+def test_s03_no_request_is_forgotten_while_it_could_be_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
     path, now = tmp_path / "requests", Clock()
     done = DoneRequests(path, kept=10, clock=now)
@@ -101,7 +101,7 @@ def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_
     assert path.stat().st_size < 100 * 40
 
 
-def test_a_disk_that_refuses_is_told(tmp_path):
+def test_failing_disk_is_reported(tmp_path):
     done = DoneRequests(tmp_path / "missing" / "requests")
     with pytest.raises(JournalError, match="cannot be written"):
         done.add("a", b"1")

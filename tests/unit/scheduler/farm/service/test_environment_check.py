@@ -41,13 +41,13 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
         (ExperimentEnvironment(python="./" + "x" * 10_000), r"x\.\.\.' is invalid"),
     ],
 )
-def test_what_is_of_no_use_is_named_with_what_is(settings, told):
+def test_invalid_environment_is_named_with_the_valid_ones(settings, told):
     with pytest.raises(ConfigError, match=told):
         check_settings(settings)
 
 
 @pytest.mark.parametrize("python", ["", "python3", "/opt/venv/bin/python"])
-def test_what_can_be_used_is_let_through(python):
+def test_valid_environment_is_accepted(python):
     check_settings(
         ExperimentEnvironment(
             python=python, variables={"A": "b=c", "B": ""}, preload=("numpy", "os.path")

@@ -37,7 +37,7 @@ def names(entries):
     return [entry.name for entry in entries]
 
 
-def test_what_waits_is_in_the_order_of_priority_and_then_of_submission(queue):
+def test_waiting_experiments_are_ordered_by_priority_and_then_by_submission(queue):
     for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)):
         add(queue, name, priority)
 
@@ -46,7 +46,7 @@ def test_what_waits_is_in_the_order_of_priority_and_then_of_submission(queue):
     assert names(again(queue).waiting()) == ["b", "d", "a", "c", "e"]
 
 
-def test_an_experiment_is_as_it_was_after_the_process_ends(queue):
+def test_experiment_survives_the_end_of_the_process(queue):
     settings = ExperimentEnvironment(
         python="/venv/bin/python", variables={"A": "1"}, preload=("numpy",)
     )
@@ -61,14 +61,14 @@ def test_an_experiment_is_as_it_was_after_the_process_ends(queue):
     assert found.damaged == []
 
 
-def test_each_has_an_id_of_five_hexadecimal_digits_that_no_other_has(queue, monkeypatch):
+def test_each_experiment_has_a_unique_id_of_five_hexadecimal_digits(queue, monkeypatch):
     drawn = iter([b"\x01\x02\x03", b"\x01\x02\x0f", b"\x0a\xbc\xde"])
     monkeypatch.setattr(queue_module.os, "urandom", lambda _: next(drawn))
 
     assert [add(queue, name).id for name in ("a", "b")] == ["01020", "0abcd"]
 
 
-def test_times_are_those_of_its_newest_run(queue):
+def test_times_are_those_of_the_newest_run(queue):
     add(queue, "a")
     queue.move("a", State.RUNNING)
     entry = queue.move("a", State.FAILED, "its process died")
@@ -106,7 +106,7 @@ def test_only_legal_transitions_are_made(queue, start, finish):
         assert again(queue).get("a").state is start
 
 
-def test_one_that_leaves_the_queue_waits_no_longer(queue):
+def test_experiment_that_leaves_the_queue_no_longer_waits(queue):
     for name in "abc":
         add(queue, name)
     queue.move("b", State.RUNNING)
@@ -115,7 +115,7 @@ def test_one_that_leaves_the_queue_waits_no_longer(queue):
     assert names(queue.waiting()) == ["a", "b", "c"]
 
 
-def test_a_name_that_is_taken_or_unsafe_is_refused(queue):
+def test_name_that_is_taken_or_unsafe_is_rejected(queue):
     add(queue, "a")
     with pytest.raises(ConfigError, match="there is an experiment a"):
         add(queue, "a")
@@ -126,7 +126,7 @@ def test_a_name_that_is_taken_or_unsafe_is_refused(queue):
             add(queue, name)
 
 
-def test_what_is_removed_is_gone_and_its_name_is_free(queue):
+def test_removed_experiment_is_gone_and_its_name_is_free(queue):
     add(queue, "a")
     with pytest.raises(BugError, match="QUEUED"):
         queue.remove("a")
@@ -137,7 +137,7 @@ def test_what_is_removed_is_gone_and_its_name_is_free(queue):
     add(queue, "a")
 
 
-def test_a_reason_that_is_known_is_not_written_again(queue, tmp_path):
+def test_known_reason_is_not_written_again(queue, tmp_path):
     add(queue, "a")
     queue.explain("a", "no node has a gpu")
     before = (tmp_path / "q" / "a.json").stat().st_ino
@@ -147,7 +147,7 @@ def test_a_reason_that_is_known_is_not_written_again(queue, tmp_path):
     assert again(queue).get("a").reason == "no node has a gpu"
 
 
-def test_a_half_written_change_at_any_byte_leaves_what_was_before(queue, tmp_path):
+def test_change_cut_at_any_byte_leaves_the_state_before(queue, tmp_path):
     add(queue, "a")
     whole = (tmp_path / "q" / "a.json").read_bytes()
     for size in range(0, len(whole), 7):
@@ -158,7 +158,7 @@ def test_a_half_written_change_at_any_byte_leaves_what_was_before(queue, tmp_pat
         assert not (tmp_path / "q" / "a.new").exists()
 
 
-def test_experiment_whose_file_is_damaged_is_failed_and_the_file_stays(queue, tmp_path):
+def test_experiment_with_a_damaged_file_fails_and_the_file_stays(queue, tmp_path):
     for name in "abc":
         add(queue, name)
     path = tmp_path / "q" / "b.json"
@@ -178,7 +178,7 @@ def test_experiment_whose_file_is_damaged_is_failed_and_the_file_stays(queue, tm
     assert names(again(queue).waiting()) == ["a", "b", "c"]
 
 
-def test_experiment_whose_file_is_damaged_can_be_removed(queue, tmp_path):
+def test_experiment_with_a_damaged_file_can_be_removed(queue, tmp_path):
     add(queue, "a")
     (tmp_path / "q" / "a.json").write_bytes(b"{")
     found = again(queue)
@@ -199,7 +199,7 @@ def test_file_under_another_name_is_a_damaged_experiment(queue, tmp_path):
     assert len(found.damaged) == 2
 
 
-def test_a_file_of_a_later_version_is_left_alone_and_refused(queue, tmp_path):
+def test_file_of_a_later_version_is_left_alone_and_rejected(queue, tmp_path):
     add(queue, "a")
     path = tmp_path / "q" / "a.json"
     later = {**msgspec.json.decode(path.read_bytes()), "version": 99, "state": "DREAMING"}
@@ -210,7 +210,7 @@ def test_a_file_of_a_later_version_is_left_alone_and_refused(queue, tmp_path):
     assert path.exists()
 
 
-def test_a_disk_that_refuses_leaves_everything_as_it_was(queue, monkeypatch):
+def test_failing_disk_leaves_everything_as_it_was(queue, monkeypatch):
     add(queue, "a")
 
     def reject(_descriptor):
@@ -235,13 +235,15 @@ def test_change_is_synced_before_it_counts(queue, tmp_path, monkeypatch):
     assert disk.has(tmp_path / "q")
 
 
-def test_files_are_the_owners_alone(queue, tmp_path):
+def test_files_are_private_to_the_owner(queue, tmp_path):
     add(queue, "a")
     assert (tmp_path / "q").stat().st_mode & 0o077 == 0
     assert (tmp_path / "q" / "a.json").stat().st_mode & 0o077 == 0
 
 
-def test_a_thousand_that_wait_are_read_at_once_and_change_one_file_each(tmp_path, monkeypatch):
+def test_thousand_waiting_experiments_are_read_at_once_and_change_one_file_each(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # do not measure the disk's speed
     queue = ExperimentQueue(tmp_path / "q")
     for number in range(1000):

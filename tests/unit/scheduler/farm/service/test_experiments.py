@@ -124,7 +124,7 @@ def _begin(farm: Farm) -> None:
     farm.experiments.turn()
 
 
-def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_wait_for_that(farm):
+def test_stop_of_an_experiment_whose_process_is_dead_does_not_wait_for_its_restart(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     (first,) = farm.processes
@@ -144,7 +144,7 @@ def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_w
     assert asked == [r.StopSearch("stopped by alice")]
 
 
-def test_who_asks_for_one_whose_process_ends_meanwhile_is_told_what_that_said_last(farm):
+def test_request_to_a_process_that_ends_meanwhile_is_answered_with_its_last_report(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     (process,) = farm.processes
@@ -162,7 +162,7 @@ def test_who_asks_for_one_whose_process_ends_meanwhile_is_told_what_that_said_la
     assert asked.outcome == last
 
 
-def test_who_asks_for_one_that_dies_without_a_word_is_told_that(farm):
+def test_request_to_a_process_that_dies_silently_is_answered_with_its_death(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     asked = farm.experiments.detail("x", 10)
@@ -183,7 +183,7 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
 @pytest.mark.parametrize(
     "is_over", [False, True], ids=["its search continues", "its trials are done"]
 )
-def test_process_that_says_nothing_is_ended(tmp_path, monkeypatch, is_over):
+def test_silent_process_is_ended(tmp_path, monkeypatch, is_over):
     monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
     farm = Farm(tmp_path, timeout_s=0.05)
     farm.queue.add("hangs", owner="alice", code=CODE)
@@ -205,9 +205,7 @@ def test_process_that_says_nothing_is_ended(tmp_path, monkeypatch, is_over):
     assert ("has not answered for" in trouble) is not is_over
 
 
-def test_process_that_says_nothing_is_killed_a_grace_after_its_search_is_stopped(
-    tmp_path, monkeypatch
-):
+def test_silent_process_is_killed_a_grace_after_its_search_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(experiments_module, "_SILENT_S", 0.0)
     farm = Farm(tmp_path)
@@ -254,7 +252,7 @@ def test_process_that_should_stop_is_killed_also_by_the_next_scheduler(farm, mon
     assert farm.queue.get("hangs").state is State.STOPPED
 
 
-def test_search_that_a_user_stopped_makes_way_for_no_other(tmp_path):
+def test_search_stopped_by_a_user_is_not_preempted(tmp_path):
     farm = Farm(tmp_path, max_running=2)
     for name in ("stopped", "stays"):
         farm.queue.add(name, owner="alice", code=CODE, priority=int(name == "stays"))
@@ -283,7 +281,7 @@ def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(far
     assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
 
 
-def test_search_that_dies_while_it_is_loaded_fails_however_long_that_takes(farm, monkeypatch):
+def test_search_that_dies_while_loading_fails_however_long_that_takes(farm, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
     farm.queue.add("x", owner="alice", code=CODE)
@@ -296,7 +294,7 @@ def test_search_that_dies_while_it_is_loaded_fails_however_long_that_takes(farm,
     assert "died 5 times in a row" in farm.queue.get("x").reason
 
 
-def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
+def test_experiment_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
     farm.queue.add("x", owner="alice", code=CODE)

@@ -39,7 +39,7 @@ def api(tmp_path):
     return api
 
 
-def test_an_experiment_that_could_not_be_started_is_not_queued(api):
+def test_experiment_that_could_not_be_started_is_not_queued(api):
     api = api(FakeNodeControl())
     with pytest.raises(ConfigError, match=r"settings\.variables"):
         api.submit(
@@ -52,7 +52,7 @@ def test_an_experiment_that_could_not_be_started_is_not_queued(api):
 
 
 @pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
-def test_no_answer_has_more_trials_than_fit(api, asked, rows):
+def test_answer_has_no_more_trials_than_fit(api, asked, rows):
     api = api(FakeNodeControl())
     api.submit(r.SubmitExperiment(name="exp", code=CODE), ANN)
     api._queue.move("exp", State.RUNNING)
@@ -63,7 +63,7 @@ def test_no_answer_has_more_trials_than_fit(api, asked, rows):
     assert msgspec.msgpack.encode(detail)
 
 
-def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(api):
+def test_name_of_several_nodes_means_the_newest_live_one(api):
     nodes = SomeNodes(
         ("alpha", "alpha-1", "ready", 1.0),
         ("alpha", "alpha-2", "ready", 2.0),
@@ -78,7 +78,7 @@ def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(api):
     assert [told[1] for told in nodes.told] == ["alpha-2", "alpha-1", "beta-1"]
 
 
-def test_a_node_that_is_not_there_can_be_resumed_if_something_was_asked_of_it(api):
+def test_missing_node_can_be_resumed_if_a_request_for_it_is_pending(api):
     nodes = FakeNodeControl()
     api = api(nodes)
     api.resume_node(r.ResumeNode(node="delta"), ANN)

@@ -68,7 +68,7 @@ def row(nodes: FarmNodes) -> NodeRow:
     return one
 
 
-def test_a_row_says_which_gpus_are_set_aside_and_counts_those_that_are_there(tmp_path: Path):
+def test_row_names_withheld_gpus_and_counts_the_others(tmp_path: Path):
     withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
     nodes, _, transport = told(tmp_path, node("n", 2), withheld)
     assert row(nodes).health == "1 of 2 GPUs set aside"
@@ -82,7 +82,7 @@ def test_a_row_says_which_gpus_are_set_aside_and_counts_those_that_are_there(tmp
     assert row(nodes).total["gpu"] == 2.0
 
 
-def test_a_gpu_that_is_set_aside_and_held_is_in_use(tmp_path: Path):
+def test_withheld_gpu_that_is_held_is_in_use(tmp_path: Path):
     nodes, allocator, transport = told(tmp_path, node("n", 2))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
@@ -94,14 +94,14 @@ def test_a_gpu_that_is_set_aside_and_held_is_in_use(tmp_path: Path):
     assert [gpu.used for gpu in row(nodes).gpus] == [1.0, 0.0]
 
 
-def test_a_node_that_begins_with_gpus_set_aside_is_shown_so(tmp_path: Path):
+def test_node_that_begins_with_withheld_gpus_is_shown_so(tmp_path: Path):
     begins = replace(node("n", 2), withheld={"n-1": "ECC"})
     nodes, _, _ = told(tmp_path, begins)
     assert [gpu.withheld for gpu in row(nodes).gpus] == [None, "ECC"]
     assert row(nodes).total["gpu"] == 1.0
 
 
-def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
+def test_draining_is_shown_before_other_states(tmp_path: Path):
     withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
     nodes, _, _ = told(tmp_path, node("n", 2), withheld)
     nodes.drain("n", "drained by ann")
@@ -115,7 +115,7 @@ def is_offered(allocator: FairShareAllocator) -> bool:
     return bool(allocator.offers())
 
 
-def test_a_node_whose_disk_takes_no_file_is_set_aside_until_it_does(tmp_path: Path):
+def test_node_whose_disk_fails_is_withheld_until_it_works(tmp_path: Path):
     nodes, allocator, transport = told(tmp_path, node("n", 2))
     transport.disk_problem = "/w/blobs: No space left on device"
     nodes.turn()
@@ -130,7 +130,7 @@ def test_a_node_whose_disk_takes_no_file_is_set_aside_until_it_does(tmp_path: Pa
     assert is_offered(allocator)
 
 
-def test_a_node_with_little_room_is_set_aside(tmp_path: Path):
+def test_node_with_little_space_is_withheld(tmp_path: Path):
     nodes, allocator, transport = told(tmp_path, node("n", 2))
     transport.disk_free = 2**28 - 1.0
     nodes.turn()
@@ -141,7 +141,7 @@ def test_a_node_with_little_room_is_set_aside(tmp_path: Path):
     assert is_offered(allocator)
 
 
-def test_a_drained_node_stays_so_when_its_disk_takes_files_again(tmp_path: Path):
+def test_drained_node_stays_drained_when_its_disk_works_again(tmp_path: Path):
     nodes, allocator, transport = told(tmp_path, node("n", 2))
     transport.disk_problem = "/w/blobs: Read-only file system"
     nodes.turn()
@@ -157,7 +157,7 @@ def test_a_drained_node_stays_so_when_its_disk_takes_files_again(tmp_path: Path)
     assert not is_offered(allocator)
 
 
-def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
+def test_rejections_of_the_scheduler_and_its_nodes_are_listed(tmp_path: Path):
     nodes, _, transport = told(tmp_path, node("n", 2))
     transport.rejections.add("registration", "unsigned", "It is refused.")
     transport.rejected = {"command:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}

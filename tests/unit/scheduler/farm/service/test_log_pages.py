@@ -9,7 +9,7 @@ import pytest
 from tunemq_scheduler.farm.service.log_pages import read_page
 
 
-def test_pages_of_any_size_are_the_file(tmp_path):
+def test_pages_of_any_size_add_up_to_the_file(tmp_path):
     text = "naïve 日本語 😀\n" * 3
     path = tmp_path / "log"
     path.write_text(text, encoding="utf-8")
@@ -23,7 +23,7 @@ def test_pages_of_any_size_are_the_file(tmp_path):
         assert offset == page.size
 
 
-def test_bytes_that_are_no_text_continue_all_the_same(tmp_path):
+def test_invalid_bytes_are_read_all_the_same(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"\xff\xfe\xf0" * 5)
     offset = 0
@@ -32,7 +32,7 @@ def test_bytes_that_are_no_text_continue_all_the_same(tmp_path):
     assert offset == 15
 
 
-def test_a_character_that_is_half_written_waits_for_its_other_half(tmp_path):
+def test_half_written_character_waits_for_its_other_half(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"ab\xc3")
     page = read_page(path, 0)
@@ -41,7 +41,7 @@ def test_a_character_that_is_half_written_waits_for_its_other_half(tmp_path):
     assert read_page(path, page.end).data == "ä".encode()
 
 
-def test_the_tail_begins_with_a_whole_line(tmp_path):
+def test_tail_begins_with_a_whole_line(tmp_path):
     path = tmp_path / "log"
     path.write_text("one\ntwo\nthree\n")
     page = read_page(path, -8)
@@ -49,19 +49,19 @@ def test_the_tail_begins_with_a_whole_line(tmp_path):
     assert read_page(path, -1000).data == path.read_bytes()
 
 
-def test_a_file_that_was_cut_is_read_from_its_beginning(tmp_path):
+def test_truncated_file_is_read_from_its_beginning(tmp_path):
     path = tmp_path / "log"
     path.write_text("new\n")
     page = read_page(path, 1000)
     assert (page.data, page.offset) == (b"new\n", 0)
 
 
-def test_a_file_that_is_not_there_yet_is_empty(tmp_path):
+def test_missing_file_is_empty(tmp_path):
     assert read_page(tmp_path / "none", 5) == read_page(None, 0) == (b"", 0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "link", "folder"])
-def test_what_is_no_file_is_empty_and_holds_nobody_up(tmp_path, kind):
+def test_path_that_is_no_file_is_empty_and_does_not_block(tmp_path, kind):
     path = tmp_path / "log"
     if kind == "FIFO":
         os.mkfifo(path)

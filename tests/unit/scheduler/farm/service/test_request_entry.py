@@ -64,14 +64,14 @@ def rejected(fields: dict[bytes, bytes], keys: LiveKeys) -> InvalidRequest:
     return found.value
 
 
-def test_what_she_signed_is_hers(scheduler, ada):
+def test_signed_request_belongs_to_its_submitter(scheduler, ada):
     asked = decode_entry(entry(ada), scheduler, "1.0", NOW)
     assert (asked.owner, asked.request, asked.id) == ("ada", r.StopExperiment(name="exp"), ID)
     assert asked.message_signer.signer == ada.signer
 
 
 @given(st.data())
-def test_no_altered_field_is_taken(scheduler, ada, data):
+def test_altered_field_is_rejected(scheduler, ada, data):
     fields = entry(ada)
     name = data.draw(st.sampled_from([b"v", b"id", b"owner", b"kind", b"sent", b"body"]))
     value = bytearray(fields[name])
@@ -86,16 +86,16 @@ def test_no_altered_field_is_taken(scheduler, ada, data):
         st.binary(max_size=64) | st.sampled_from([b"2", ID.encode(), b"ada", b"stop", b"\x81\0"]),
     )
 )
-def test_what_nobody_signed_is_not_taken(scheduler, fields):
+def test_request_without_a_valid_signature_is_rejected(scheduler, fields):
     rejected(fields, scheduler)
 
 
-def test_nobody_asks_in_the_name_of_another(scheduler, ada):
+def test_request_in_the_name_of_another_user_is_rejected(scheduler, ada):
     assert rejected(entry(ada, owner="ben"), scheduler).reason == "unknown_key"
     assert rejected(entry(ada, owner="eve"), scheduler).reason == "unknown_submitter"
 
 
-def test_what_is_not_signed_is_refused_with_what_to_do(scheduler):
+def test_unsigned_request_is_rejected_with_the_fix(scheduler):
     problem = rejected(entry(MessageSigner("")), scheduler)
     assert problem.reason == "unsigned"
     assert "tunemq keys add FOLDER ada" in str(problem)
@@ -103,7 +103,7 @@ def test_what_is_not_signed_is_refused_with_what_to_do(scheduler):
     assert not problem.message_signer.is_signed
 
 
-def test_a_farm_without_keys_takes_nothing_that_is_signed(ada):
+def test_farm_without_keys_rejects_signed_requests(ada):
     problem = rejected(entry(ada), LiveKeys.none())
     assert problem.reason == "signed_without_keys"
     assert "--keys scheduler.toml" in str(problem)
@@ -111,7 +111,7 @@ def test_a_farm_without_keys_takes_nothing_that_is_signed(ada):
 
 
 @pytest.mark.parametrize("behind", [0, 119, -59])
-def test_s03_clocks_may_differ_a_little(scheduler, ada, behind):
+def test_s03_clocks_may_differ_slightly(scheduler, ada, behind):
     assert decode_entry(entry(ada, at=NOW - behind), scheduler, "1.0", NOW).owner == "ada"
 
 
@@ -129,9 +129,7 @@ def test_s03_clocks_may_differ_a_little(scheduler, ada, behind):
         (-9e11, "early", "s after 1970 by the clock"),
     ],
 )
-def test_s03_an_old_request_is_refused_and_she_is_told_by_how_much(
-    scheduler, ada, behind, reason, said
-):
+def test_s03_old_request_is_rejected_with_its_age(scheduler, ada, behind, reason, said):
     problem = rejected(entry(ada, at=NOW - behind), scheduler)
     assert problem.reason == reason
     with pytest.raises(InvalidRequest, match=said):
@@ -145,7 +143,7 @@ def test_without_keys_no_clock_is_compared():
     assert asked.request == r.StopExperiment(name="exp")
 
 
-def test_a_time_that_is_none_is_refused(scheduler, ada):
+def test_invalid_time_is_rejected(scheduler, ada):
     body = msgspec.msgpack.encode(r.StopExperiment(name="exp"))
     for sent in ("", "now", "-1", "1" * 16, "\N{ARABIC-INDIC DIGIT ONE}"):
         signed_message = close_request(ada, body, request=ID, kind="stop", sent=sent)
@@ -153,7 +151,7 @@ def test_a_time_that_is_none_is_refused(scheduler, ada):
         assert "does not say when" in str(rejected(fields, scheduler))
 
 
-def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada):
+def test_s15_request_that_is_too_large_is_rejected_unread(scheduler, ada):
     class Unseen(bytes):
         """Fails if its content is read."""
 
@@ -170,7 +168,7 @@ def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada)
     assert decode_entry(entry(ada, whole), scheduler, "1.0", NOW).request == whole
 
 
-def test_an_id_is_known_with_who_has_used_it(scheduler, farm, ada):
+def test_id_of_a_request_is_known_with_its_user(scheduler, farm, ada):
     ben = LiveKeys(of_submitter(farm, "ben"), KeyRole.SUBMITTER).submitter("ben")
     hers = decode_entry(entry(ada), scheduler, "1.0", NOW)
     his = decode_entry(entry(ben, owner="ben"), scheduler, "1.0", NOW)
@@ -178,7 +176,7 @@ def test_an_id_is_known_with_who_has_used_it(scheduler, farm, ada):
     assert hers.key != his.key
 
 
-def test_nothing_for_a_terminal_is_shown(scheduler):
+def test_terminal_codes_are_not_shown(scheduler):
     problem = rejected({b"id": ID.encode(), b"v": b"\x1b[2J", b"tunemq": b"\x1b]0;x\7"}, scheduler)
     assert str(problem).isprintable()
     assert (problem.reason, problem.message_signer) == ("version", None)

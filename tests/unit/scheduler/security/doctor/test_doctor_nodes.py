@@ -60,7 +60,7 @@ def levels(findings) -> dict[str, FindingLevel]:
     return {one.check: one.level for one in findings}
 
 
-def test_nodes_that_are_alike_are_well():
+def test_equal_nodes_are_ok():
     found = check_nodes(farm_report(node("a", numpy="2.1"), node("b", numpy="2.1")), WANTED)
     assert set(levels(found).values()) == {FindingLevel.OK}
     assert set(levels(found)) == {
@@ -74,7 +74,7 @@ def test_nodes_that_are_alike_are_well():
     }
 
 
-def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
+def test_farm_without_nodes_is_a_problem_only_where_searches_need_one():
     assert levels(check_nodes(farm_report(), WANTED))["nodes"] == FindingLevel.WARNING
     names = [f"s{number} (RUNNING)" for number in range(6)]
     (finding, _clocks) = check_nodes(farm_report(), WANTED, names)
@@ -83,14 +83,14 @@ def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
     assert finding.what.endswith("s4 (RUNNING), ...")
 
 
-def test_a_node_of_an_older_tunemq_that_says_less_is_no_trouble():
+def test_node_of_an_older_tunemq_with_fewer_fields_is_ok():
     old = NodeReport("i-old", NodeMetrics("1.2"), None)
     found = check_nodes(farm_report(old, node("b")), WANTED)
     assert set(levels(found).values()) == {FindingLevel.OK}
     assert "i-old" in found[0].what
 
 
-def test_of_python_the_last_number_may_differ():
+def test_patch_version_of_python_may_differ():
     assert levels(check_versions([node("a", python="3.11.2")], WANTED)) == {
         "node-python": FindingLevel.OK
     }
@@ -111,7 +111,7 @@ def test_another_tunemq_is_a_warning_and_another_cloudpickle_a_problem():
     assert (second.check, second.level) == ("node-libraries", FindingLevel.PROBLEM)
 
 
-def test_without_a_scheduler_this_interpreter_is_what_nodes_are_compared_with():
+def test_without_a_scheduler_nodes_are_compared_with_this_interpreter():
     assert RequiredVersions.of_farm(None).whose == "this machine"
     farm = FarmDescription(store="s", scheduler="h", python="3.99", cloudpickle="9")
     said = RequiredVersions.of_farm(farm)
@@ -127,7 +127,7 @@ def test_without_a_scheduler_this_interpreter_is_what_nodes_are_compared_with():
         (["2.1", ""], "lacks"),
     ],
 )
-def test_who_has_another_library_than_most_is_named(versions: list[str], blamed: str):
+def test_node_with_a_library_version_unlike_most_is_named(versions: list[str], blamed: str):
     nodes = [
         node(f"n{number}", **({"scipy": version} if version else {}))
         for number, version in enumerate(versions)
@@ -140,12 +140,12 @@ def test_who_has_another_library_than_most_is_named(versions: list[str], blamed:
 @pytest.mark.parametrize(
     ("version", "is_safe"), [("2.10.0", True), ("2.9.1+cu128", False), ("2.11.0a0", True)]
 )
-def test_a_torch_that_runs_code_from_checkpoints_is_named(version: str, is_safe: bool):
+def test_torch_that_runs_code_from_checkpoints_is_named(version: str, is_safe: bool):
     found = check_libraries([node("a", torch=version)])
     assert (levels(found)["node-libraries"] is FindingLevel.OK) == is_safe
 
 
-def test_a_node_that_was_started_again_shares_no_gpu_with_itself():
+def test_restarted_node_shares_no_gpu_with_itself():
     before, after = (node("a", instance_id=name, gpus=("GPU-1",)) for name in ("x", "y"))
     assert levels(check_gpus([before, after])) == {"node-gpus": FindingLevel.OK}
     others = [node("a", gpus=("GPU-1", "GPU-2")), node("b", gpus=("GPU-2",))]
@@ -153,7 +153,7 @@ def test_a_node_that_was_started_again_shares_no_gpu_with_itself():
     assert "GPU-2 is offered by 2 workers: a on a.lan, b on b.lan" in finding.what
 
 
-def test_the_clock_is_wrong_that_most_others_contradict():
+def test_clock_that_most_others_contradict_is_wrong():
     def blamed(*nodes: NodeReport, here: float = 0.0) -> list[tuple[str, FindingLevel]]:
         found = check_clocks(farm_report(*nodes, here=here))
         return [(one.what.split(" is ")[0], one.level) for one in found if one.fix]
@@ -167,7 +167,7 @@ def test_the_clock_is_wrong_that_most_others_contradict():
     assert blamed(*off, here=3601) == [("the clock of Redis", FindingLevel.PROBLEM)]
 
 
-def test_how_far_a_clock_is_off_is_said_in_its_own_size():
+def test_clock_offset_has_a_suitable_unit():
     for seconds, text in ((61, "61 s ahead"), (-3600, "60 min behind"), (1e6, "277.8 h ahead")):
         found = check_clocks(farm_report(node("a"), node("b", ahead=seconds)))
         assert text in found[0].what
@@ -184,7 +184,7 @@ def test_how_far_a_clock_is_off_is_said_in_its_own_size():
         (2e9, None, FindingLevel.OK),
     ],
 )
-def test_how_much_room_is_enough(free: float, size: float | None, level: FindingLevel):
+def test_enough_disk_space_is_ok(free: float, size: float | None, level: FindingLevel):
     assert judge_disk("disk", "the disk", free, size).level is level
 
 
@@ -197,7 +197,7 @@ def test_how_much_room_is_enough(free: float, size: float | None, level: Finding
         (1e6, None, "", "the disk is full: 977 KiB are free"),
     ],
 )
-def test_a_node_whose_disk_takes_no_trial_is_a_problem(
+def test_node_whose_disk_fails_is_a_problem(
     free: float | None, inodes: float | None, disk_problem: str, told: str
 ):
     bad = node("b", free=free, inodes=inodes, disk_problem=disk_problem)
@@ -207,7 +207,7 @@ def test_a_node_whose_disk_takes_no_trial_is_a_problem(
     assert told in finding.what
 
 
-def test_a_folder_that_is_not_there_yet_is_looked_for_above(tmp_path):
+def test_missing_folder_is_looked_up_in_its_parents(tmp_path):
     finding = check_folder("disk", "the results in", str(tmp_path / "not" / "there"))
     assert str(tmp_path / "not" / "there") in finding.what
 
@@ -238,7 +238,7 @@ def test_check_folder_of_another_user_without_rights_is_not_judged(
     assert ("was not checked" in finding.what) == bool(owner)
 
 
-def test_who_is_not_believed_is_named():
+def test_rejected_node_is_named():
     found = check_nodes(farm_report(node("a"), i7="was altered"), WANTED)
     assert "i7 says was altered" in found[0].what
     assert found[0].level is FindingLevel.PROBLEM

@@ -23,7 +23,7 @@ def silence(leases: LeaseWatch, start: float, seconds: int, *silent: str, awake:
     return float("inf")
 
 
-def test_a_node_that_does_not_renew_is_lost_when_its_lease_has_run_out():
+def test_node_that_does_not_renew_is_lost_when_its_lease_has_expired():
     leases = watch("a", "b")
 
     lost_after = silence(leases, 100.0, 20, "a", awake="b")
@@ -31,7 +31,7 @@ def test_a_node_that_does_not_renew_is_lost_when_its_lease_has_run_out():
     assert LEASE_TTL_S < lost_after <= LEASE_TTL_S + 1
 
 
-def test_a_lease_that_is_gone_counts_like_one_that_stands_still():
+def test_removed_lease_counts_like_one_that_is_not_renewed():
     leases = watch("a")
     for passed in range(6):
         assert leases.look(100.0 + passed, {"a": None})[1] == []
@@ -39,14 +39,14 @@ def test_a_lease_that_is_gone_counts_like_one_that_stands_still():
     assert leases.look(107.0, {"a": None})[1] == ["a"]
 
 
-def test_renewals_are_told_once():
+def test_renewals_are_reported_once():
     leases = watch("a")
 
     assert leases.look(1.0, {"a": b"1:0:0"})[0] == ["a"]
     assert leases.look(2.0, {"a": b"1:0:0"})[0] == []
 
 
-def test_time_in_which_nobody_looked_does_not_count():
+def test_time_without_checks_does_not_count():
     leases = watch("a")
     silence(leases, 100.0, 5, "a")
 
@@ -54,14 +54,14 @@ def test_time_in_which_nobody_looked_does_not_count():
     assert silence(leases, 1_001.0, 4, "a") == float("inf")
 
 
-def test_a_loop_that_is_always_slow_loses_who_is_silent_and_nobody_else():
+def test_slow_loop_loses_only_silent_nodes():
     leases = watch("a", "b")
     lost = [leases.look(100.0 + 5 * n, {"a": b"0:0:0", "b": b"%d:0:0" % n})[1] for n in range(10)]
     assert lost[:3] == [[], [], []]
     assert lost[-1] == ["a"]
 
 
-def test_an_outage_starts_the_count_anew():
+def test_outage_restarts_the_count():
     leases = watch("a")
     silence(leases, 100.0, 5, "a")
     leases.start_anew()
@@ -69,14 +69,14 @@ def test_an_outage_starts_the_count_anew():
     assert silence(leases, 106.0, 6, "a") == float("inf")
 
 
-def test_a_forgotten_node_is_never_lost():
+def test_forgotten_node_is_never_lost():
     leases = watch("a", "b")
     leases.forget("a")
 
     assert silence(leases, 100.0, 20, awake="b") == float("inf")
 
 
-def test_when_many_fall_silent_at_once_it_is_the_network_and_they_get_half_a_minute_more():
+def test_many_nodes_silent_at_once_get_half_a_minute_more():
     leases = watch("a", "b", "c")
 
     lost_after = silence(leases, 100.0, 60, "a", "b", awake="c")
@@ -84,7 +84,7 @@ def test_when_many_fall_silent_at_once_it_is_the_network_and_they_get_half_a_min
     assert lost_after >= LEASE_TTL_S + 30
 
 
-def test_who_fell_silent_a_moment_later_fell_silent_at_once_with_the_first():
+def test_node_silent_a_moment_later_counts_as_silent_at_once():
     leases = watch("a", "b")
     lost_after = float("inf")
     for passed in range(20):  # b renews once more, in another second of the outage
@@ -95,12 +95,12 @@ def test_who_fell_silent_a_moment_later_fell_silent_at_once_with_the_first():
     assert lost_after == float("inf"), "it is the network"
 
 
-def test_one_of_two_nodes_is_not_the_network_and_neither_is_a_node_that_is_alone():
+def test_one_of_two_nodes_or_a_single_node_is_no_network_failure():
     assert silence(watch("a", "b"), 100.0, 20, "a", awake="b") <= LEASE_TTL_S + 1
     assert silence(watch("a"), 100.0, 20, "a") <= LEASE_TTL_S + 1
 
 
-def test_after_half_a_minute_those_that_are_silent_are_lost_and_nobody_waits_again():
+def test_nodes_silent_after_half_a_minute_are_lost_without_another_wait():
     leases = watch("a", "b")
     lost: list[tuple[float, str]] = []
     for passed in range(90):
@@ -112,7 +112,7 @@ def test_after_half_a_minute_those_that_are_silent_are_lost_and_nobody_waits_aga
     assert {when for when, _ in lost} == {LEASE_TTL_S + 31}
 
 
-def test_nodes_that_are_away_are_heard_and_do_not_make_it_the_network():
+def test_nodes_that_are_away_are_watched_and_are_no_network_failure():
     leases = watch("a", "b", "c", "d")
     for node in "ab":
         leases.put_away(node)

@@ -69,7 +69,7 @@ def joined_registry() -> NodeRegistry:
     return registry
 
 
-def test_a_node_joins_when_its_lease_shows_that_it_lives():
+def test_node_joins_when_its_lease_shows_that_it_lives():
     registry = registry_of()
     register(registry)
     registry.read_leases(0.0, [None])
@@ -80,7 +80,7 @@ def test_a_node_joins_when_its_lease_shows_that_it_lives():
     assert mine(registry).read_events == [JOINED]
 
 
-def test_s03_events_of_an_unknown_node_before_its_first_lease_are_asked_for_again():
+def test_s03_events_of_an_unknown_node_before_its_first_lease_are_requested_again():
     registry = registry_of()
     register(registry)
 
@@ -95,7 +95,7 @@ def test_s03_events_of_an_unknown_node_before_its_first_lease_are_asked_for_agai
     assert events_of(mine(registry).read_events) == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
 
 
-def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_event():
+def test_s03_batch_of_a_node_unknown_to_experiments_begins_with_its_first_event():
     registry = registry_of()
     register(registry)
 
@@ -106,7 +106,7 @@ def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_eve
     assert not registry.gaps, "nobody has heard it"
 
 
-def test_the_first_events_of_a_node_that_lives_are_asked_for_again():
+def test_first_events_of_a_living_node_are_requested_again():
     registry = registry_of()
     register(registry)
     registry.read_batch(mine(registry), b"5-1", batch(FINISHED, first=2))
@@ -119,21 +119,21 @@ def test_the_first_events_of_a_node_that_lives_are_asked_for_again():
     assert not registry.gaps
 
 
-def test_a_node_that_introduces_itself_again_joins_once():
+def test_node_that_registers_again_joins_once():
     registry = joined_registry()
 
     assert register(registry) == []
     assert mine(registry).read_events == []
 
 
-def test_a_new_attempt_takes_the_place_of_the_old_one():
+def test_new_instance_replaces_the_old_one():
     registry = joined_registry()
 
     assert register(registry, "inc2") == ["inc1"]
     assert register(registry, "inc3", node="another") == []
 
 
-def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
+def test_dead_node_is_reported_once_fenced_and_cleaned_up():
     registry = joined_registry()
     registry.lose("inc1", "gone", is_dead=True)
     registry.lose("inc1", "gone", is_dead=True)
@@ -146,7 +146,7 @@ def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
 
 
 @pytest.mark.parametrize("sign_of_life", ["registration", "batch"])
-def test_a_dead_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
+def test_dead_node_that_returns_is_fenced_again_and_reports_nothing(sign_of_life):
     registry = joined_registry()
     registry.lose("inc1", "gone", is_dead=True)
     mine(registry).take()
@@ -160,7 +160,7 @@ def test_a_dead_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_
     assert ("HSET", redis_keys.reply("inc1"), "f") in [command[:3] for command in registry.commands]
 
 
-def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_of_it():
+def test_node_of_an_earlier_scheduler_is_told_to_run_nothing():
     registry = registry_of(5)
     register(registry)
     registry.read_leases(0.0, [b"9:4:17"])
@@ -170,7 +170,7 @@ def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_
     assert desired_state.next_assignment() == m.Assignment(m.PROTOCOL_VERSION, "inc1", 5, 18, ())
 
 
-def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too():
+def test_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_to_run_nothing():
     registry = registry_of(2)
     register(registry)
     registry.read_leases(0.0, [b"1:0:0"])
@@ -183,7 +183,7 @@ def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too(
     assert not registry.nodes["inc1"].desired_state.is_changed
 
 
-def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
+def test_unreadable_batches_are_noted_and_do_not_block_the_others():
     registry = joined_registry()
 
     assert registry.read_batch(mine(registry), b"1-1", {}) == ("", 0)
@@ -232,7 +232,7 @@ def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
         ("cloudpickle", "0.1", cloudpickle.__version__),
     ],
 )
-def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
+def test_f24_node_of_another_version_is_rejected_and_both_versions_are_named(field, theirs, ours):
     registry = registry_of()
     register(registry, **{field: theirs})
 
@@ -244,19 +244,19 @@ def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(fi
     assert registry.nodes == {}
 
 
-def test_f24_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
+def test_f24_newer_protocol_is_named_even_if_its_registration_has_other_fields():
     with pytest.raises(
         TransportError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
     ):
         read_registration(msgspec.msgpack.encode(["NodeRegistration", 7, "n", {"new": "field"}]))
 
 
-def test_an_introduction_that_is_none_is_ignored_with_a_note():
+def test_invalid_registration_is_ignored_with_a_note():
     with pytest.raises(TransportError, match="cannot be read"):
         read_registration(b"")
 
 
-def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
+def test_nodes_are_told_up_to_which_event_their_stream_is_journalled():
     registry = joined_registry()
     told = ("HSET", redis_keys.reply("inc1"), "j:tunemq:events:mine")
 
@@ -270,7 +270,7 @@ def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
     assert registry.commands == [(*told, "5"), expires]
 
 
-def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
+def test_node_without_orders_is_told_so_when_redis_is_back():
     """Otherwise the node would keep restarting its consumer, as if that hung."""
     registry = joined_registry()
     registry.start_anew()
@@ -281,7 +281,7 @@ def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
     assert ("HSET", redis_keys.reply("inc1"), "v", "1:1") in registry.commands
 
 
-def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
+def test_node_without_experiments_keeps_nothing():
     registry = joined_registry()
     registry.acknowledged_up_to(mine(registry), {"inc1": 5})
     registry.over(mine(registry))
@@ -291,7 +291,7 @@ def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
     ]
 
 
-def test_a_node_is_known_with_its_gpus():
+def test_node_is_known_with_its_gpus():
     registry = registry_of()
     gpus = (m.Gpu("GPU-a", "NVIDIA H200", 1e9),)
     register(registry, gpus=gpus)
@@ -300,7 +300,7 @@ def test_a_node_is_known_with_its_gpus():
     assert joined == msgspec.structs.replace(JOINED, gpus=gpus)
 
 
-def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not():
+def test_valid_node_metrics_are_kept_and_invalid_ones_are_not():
     registry = joined_registry()
     assert registry.node_metrics_keys() == [redis_keys.node_metrics("inc1")]
     node_metrics = NodeMetrics("1.0", load=0.5, trial_processes=2, number=7)
@@ -312,7 +312,7 @@ def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not(
     assert rejected(registry) == {("node_metrics", "unreadable"): 2}
 
 
-def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
+def test_silence_of_a_node_counts_from_its_last_sign_of_life():
     registry = joined_registry()
     for second in range(1, 9):
         registry.read_leases(float(second), [b"1:0:0"])
@@ -325,7 +325,7 @@ def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
     assert registry.silence_s("nobody") == 0.0
 
 
-def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
+def test_registration_that_is_no_utf8_is_ignored_with_a_note():
     registry = registry_of()
 
     assert (
@@ -337,7 +337,7 @@ def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0, 1e308])
 @pytest.mark.parametrize("field", ["resources", "gpus", "began"])
-def test_hello_with_an_amount_that_no_machine_has_is_ignored_with_a_note(field, amount):
+def test_registration_with_an_impossible_amount_is_ignored_with_a_note(field, amount):
     fields = {"resources": {"cpu": amount}, "gpus": (m.Gpu("u", "m", amount),), "began": amount}
     registry = registry_of()
     assert register(registry, **{field: fields[field]}) == []
@@ -347,7 +347,7 @@ def test_hello_with_an_amount_that_no_machine_has_is_ignored_with_a_note(field, 
 
 @pytest.mark.parametrize("number", [-1, 2**64 - 1, 10**300])
 @pytest.mark.parametrize("lease", ["1:{}:1", "1:1:{}"])
-def test_lease_whose_numbers_cannot_be_says_nothing_of_orders(lease, number):
+def test_lease_with_impossible_numbers_confirms_no_orders(lease, number):
     registry = registry_of()
     register(registry)
     registry.read_leases(0.0, [lease.format(number).encode()])
@@ -355,7 +355,7 @@ def test_lease_whose_numbers_cannot_be_says_nothing_of_orders(lease, number):
 
 
 @pytest.mark.parametrize("numbers", [{"first": 2**64 - 1}, {"confirmed": (1, 2**64 - 1)}])
-def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
+def test_batch_with_impossible_numbers_is_unreadable(numbers):
     registry = joined_registry()
     header = BatchHeader(m.PROTOCOL_VERSION, "inc1", 1, (0, 0))
     data = m.encode(msgspec.structs.replace(header, **numbers))
@@ -364,7 +364,7 @@ def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
     assert rejected(registry) == {("events", "unreadable"): 1}
 
 
-def test_the_newest_of_very_many_dead_attempts_are_fenced_should_they_come_back(monkeypatch):
+def test_newest_of_very_many_dead_instances_are_fenced_if_they_return(monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.transport.nodes.node_registry._BURIED_AT_MOST", 2)
     registry = registry_of()
     for name in ("inc1", "inc2", "inc3"):
@@ -376,7 +376,7 @@ def test_the_newest_of_very_many_dead_attempts_are_fenced_should_they_come_back(
     assert list(registry.nodes) == ["inc1"]
 
 
-def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
+def test_s03_old_registration_replaces_no_node_and_changes_nothing():
     registry = registry_of()
     register(registry, "inc2", began=200.0, number=3)
 
@@ -387,7 +387,7 @@ def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
     assert register(registry, "inc8", began=300.0) == ["inc2"]
 
 
-def test_s03_what_a_dead_or_unknown_node_says_is_no_fact_and_is_counted():
+def test_s03_messages_of_a_dead_or_unknown_node_are_no_facts_and_are_counted():
     registry = joined_registry()
     registry.bury("inc1", "it is dead")
 

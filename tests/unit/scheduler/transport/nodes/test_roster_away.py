@@ -46,7 +46,7 @@ def settle(registry: NodeRegistry) -> None:
     mine(registry).settle(mine(registry).given)
 
 
-def test_a_silent_node_is_lost_and_neither_fenced_nor_forgotten():
+def test_silent_node_is_lost_and_neither_fenced_nor_forgotten():
     registry = joined_registry()
     registry.commands.clear()
     silent(registry, b"1:0:0")
@@ -60,7 +60,7 @@ def test_a_silent_node_is_lost_and_neither_fenced_nor_forgotten():
     assert not registry.nodes["inc1"].takes_orders
 
 
-def test_a_lease_that_is_renewed_again_brings_a_node_back():
+def test_renewed_lease_brings_a_node_back():
     registry, now = away_registry()
     registry.read_leases(now, [b"2:0:0"])
 
@@ -72,7 +72,7 @@ def test_a_lease_that_is_renewed_again_brings_a_node_back():
     )
 
 
-def test_events_that_nobody_has_read_bring_a_node_back_before_they_are_stated():
+def test_unread_events_bring_a_node_back_before_they_are_reported():
     registry, _ = away_registry()
 
     assert registry.read_batch(mine(registry), b"9-1", batch(FINISHED)) == ("inc1", 1)
@@ -83,7 +83,7 @@ def test_events_that_nobody_has_read_bring_a_node_back_before_they_are_stated():
     ]
 
 
-def test_events_that_are_journalled_already_bring_nobody_back():
+def test_journalled_events_bring_no_node_back():
     registry, _ = away_registry()
     mine(registry).cursors["inc1"].acknowledged_up_to = 4
 
@@ -91,7 +91,7 @@ def test_events_that_are_journalled_already_bring_nobody_back():
     assert mine(registry).read_events == []
 
 
-def test_a_node_that_is_back_gets_no_orders_before_the_runner_has_said_what_they_are():
+def test_node_that_is_back_gets_no_orders_before_the_runner_has_stated_them():
     registry, now = away_registry()
     node = registry.nodes["inc1"]
     version = node.desired_state.version
@@ -106,7 +106,7 @@ def test_a_node_that_is_back_gets_no_orders_before_the_runner_has_said_what_they
     assert node.desired_state.next_assignment().version > version
 
 
-def test_a_node_that_is_lost_again_while_it_waits_for_orders_is_lost():
+def test_node_lost_again_while_it_waits_for_orders_is_lost():
     registry, now = away_registry()
     registry.read_leases(now, [b"2:0:0"])
     mine(registry).take()
@@ -116,7 +116,7 @@ def test_a_node_that_is_lost_again_while_it_waits_for_orders_is_lost():
     assert not registry.nodes["inc1"].takes_orders
 
 
-def test_a_new_attempt_of_a_node_that_is_away_makes_the_old_one_dead():
+def test_new_instance_of_a_node_that_is_away_makes_the_old_one_dead():
     registry, _ = away_registry()
     assert register(registry, "inc2") == ["inc1"]
     registry.lose("inc1", redis_keys.STARTED_AGAIN, is_dead=True)
@@ -127,7 +127,7 @@ def test_a_new_attempt_of_a_node_that_is_away_makes_the_old_one_dead():
     assert list(registry.nodes) == ["inc2"]
 
 
-def test_an_old_introduction_that_is_read_late_takes_nobodys_place():
+def test_old_registration_that_is_read_late_replaces_no_node():
     registry = registry_of(2)
     registry.expect(mine(registry), msgspec.structs.replace(JOINED, instance_id="inc2"), 0)
 
@@ -135,7 +135,7 @@ def test_an_old_introduction_that_is_read_late_takes_nobodys_place():
     assert register(registry, "inc2") == ["inc1"]
 
 
-def test_a_node_that_is_away_for_a_day_is_dead():
+def test_node_that_is_away_for_a_day_is_dead():
     registry, now = away_registry()
     registry.read_leases(now + 86_000.0, [b"1:0:0"])
     assert mine(registry).read_events == []
@@ -147,7 +147,7 @@ def test_a_node_that_is_away_for_a_day_is_dead():
     assert not registry.nodes
 
 
-def test_a_node_that_never_lived_and_is_silent_joins_when_it_first_shows_life():
+def test_node_that_never_lived_and_is_silent_joins_at_its_first_sign_of_life():
     registry = registry_of()
     register(registry)
     for now in range(10):
@@ -158,7 +158,7 @@ def test_a_node_that_never_lived_and_is_silent_joins_when_it_first_shows_life():
     assert mine(registry).read_events == [JOINED]
 
 
-def test_a_deregistration_names_who_leaves_and_is_removed():
+def test_deregistration_names_its_node_and_is_removed():
     registry = joined_registry()
     registry.commands.clear()
 
@@ -167,7 +167,7 @@ def test_a_deregistration_names_who_leaves_and_is_removed():
 
 
 @pytest.mark.parametrize("sign_of_life", ["lease", "batch"])
-def test_a_node_of_the_scheduler_before_continues_and_gets_orders_of_our_own_term(sign_of_life):
+def test_node_of_an_earlier_scheduler_continues_and_gets_orders_of_the_new_term(sign_of_life):
     registry = registry_of(5)
     registry.expect(mine(registry), JOINED, 3)
     settle(registry)
@@ -189,7 +189,7 @@ def test_a_node_of_the_scheduler_before_continues_and_gets_orders_of_our_own_ter
     assert (assignment.term, assignment.version) > (4, 17)
 
 
-def test_a_node_of_the_scheduler_before_that_is_silent_is_lost():
+def test_silent_node_of_an_earlier_scheduler_is_lost():
     registry = registry_of(5)
     registry.expect(mine(registry), JOINED, 3)
     silent(registry, None)
@@ -200,7 +200,7 @@ def test_a_node_of_the_scheduler_before_that_is_silent_is_lost():
     assert mine(registry).read_events == [m.NodeReturned("inc1")]
 
 
-def test_a_node_that_was_away_before_may_come_back_to_us():
+def test_node_that_was_away_before_may_return():
     registry = registry_of(5)
     up_s = 1_000_000.0  # the monotonic clock of a machine that has been up for long
     registry.expect(mine(registry), JOINED, 3, away_since=up_s)
@@ -213,7 +213,7 @@ def test_a_node_that_was_away_before_may_come_back_to_us():
     assert "is back after 20 s" in registry.notices[-1]
 
 
-def test_a_node_of_the_scheduler_before_is_told_what_that_journalled_and_may_not_have_said():
+def test_node_of_an_earlier_scheduler_is_told_up_to_which_event_that_one_journalled():
     registry = registry_of(5)
     registry.expect(mine(registry), JOINED, 3)
     registry.start_anew()

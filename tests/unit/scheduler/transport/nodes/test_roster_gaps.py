@@ -46,13 +46,13 @@ def read(registry: NodeRegistry, first: int, last: int) -> list[tuple[int, int]]
     return [(read_event.first, read_event.last) for read_event in told]
 
 
-def test_events_that_follow_each_other_are_told(registry):
+def test_consecutive_events_are_reported(registry):
     assert read(registry, 4, 5) == [(4, 5)]
     assert read(registry, 2, 6) == [(2, 6)], "they may come again; the runner knows which are new"
     assert not registry.gaps
 
 
-def test_what_comes_behind_a_gap_is_not_told_before_all_was_sent_again(registry):
+def test_events_after_a_gap_are_reported_only_when_all_were_sent_again(registry):
     assert read(registry, 5, 6) == []
     assert registry.gaps == [KEY]
     assert read(registry, 7, 7) == []
@@ -61,7 +61,7 @@ def test_what_comes_behind_a_gap_is_not_told_before_all_was_sent_again(registry)
     assert not registry.gaps
 
 
-def test_a_node_that_leaves_out_events_however_often_it_sends_all_again_is_dead(registry):
+def test_node_that_leaves_out_events_repeatedly_is_dead(registry):
     for _ in range(5):
         assert read(registry, 5, 6) == []
         assert registry.gaps == [KEY]
@@ -80,14 +80,14 @@ def test_a_node_that_leaves_out_events_however_often_it_sends_all_again_is_dead(
     assert read(registry, 1, 6) == []
 
 
-def test_a_gap_before_the_first_event_is_one(registry):
+def test_gap_before_the_first_event_is_detected(registry):
     registry.channels[KEY] = ExperimentChannel(KEY)
     registry.announce(registry.channels[KEY])
     assert read(registry, 2, 3) == []
     assert registry.gaps == [KEY]
 
 
-def test_commands_about_entries_of_a_stream_that_is_gone_are_dropped(registry):
+def test_commands_about_entries_of_a_removed_stream_are_dropped(registry):
     registry.commands = [
         ("XTRIM", "s", "MINID", "5-1"),
         ("XDEL", redis_keys.NODES, "1-0"),

@@ -97,11 +97,11 @@ def silent(registry: NodeRegistry) -> None:
     assert now < 60.0
 
 
-def test_an_assignment_has_the_orders_of_all(registry):
+def test_assignment_has_the_orders_of_all_experiments(registry):
     assert listed(registry) == (["one", "two"], [])
 
 
-def test_events_are_told_to_the_experiment_whose_stream_they_were_in(registry):
+def test_events_go_to_the_experiment_of_their_stream(registry):
     one, two = registry.channels.values()
     assert registry.read_batch(two, b"5-1", batch(FINISHED)) == ("inc1", 1)
 
@@ -109,7 +109,7 @@ def test_events_are_told_to_the_experiment_whose_stream_they_were_in(registry):
     assert one.take() == []
 
 
-def test_events_bring_an_expected_node_to_all_and_come_behind_that():
+def test_events_announce_an_expected_node_to_all_first():
     registry = registry_of(1, ONE, TWO)
     one, two = registry.channels.values()
     registry.expect(two, JOINED, 0)
@@ -132,7 +132,7 @@ def test_entries_are_trimmed_up_to_any_that_was_journalled(newest, behind):
     assert channel.trim() == ("XTRIM", ONE, "MINID", behind)
 
 
-def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(registry):
+def test_events_missing_in_one_stream_are_not_missed_in_another(registry):
     one, two = registry.channels.values()
     for channel in (one, two):
         registry.read_batch(channel, b"5-1", batch(FINISHED))
@@ -143,7 +143,7 @@ def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(registr
     assert events_of(one.take())[-2:] == [m.BatchRead("inc1", 2, 2, "5-2"), FINISHED]
 
 
-def test_who_comes_later_is_told_of_the_nodes_that_are_there(registry):
+def test_later_experiment_is_told_of_existing_nodes(registry):
     register(registry, "inc2", node="silent")
     late = registry.channels["late"] = ExperimentChannel("late")
     registry.announce(late)
@@ -152,7 +152,7 @@ def test_who_comes_later_is_told_of_the_nodes_that_are_there(registry):
     assert not desired_state(registry).next_assignment().untouched
 
 
-def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_wants(registry):
+def test_returned_node_gets_orders_of_each_experiment_that_has_stated_them(registry):
     silent(registry)
     registry.read_leases(60.0, [b"2:1:1"])
     for channel in registry.channels.values():
@@ -167,7 +167,7 @@ def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_want
     assert listed(registry) == (["one", "two"], [])
 
 
-def test_one_that_has_not_handled_that_a_node_is_back_has_not_said_what_it_wants(registry):
+def test_experiment_that_has_not_handled_a_returned_node_has_stated_no_orders(registry):
     silent(registry)
     registry.read_leases(60.0, [b"2:1:1"])
     one = registry.channels[ONE]
@@ -182,7 +182,7 @@ def test_one_that_has_not_handled_that_a_node_is_back_has_not_said_what_it_wants
     assert listed(registry) == (["two"], []), "nothing is what it wants"
 
 
-def test_who_comes_while_a_node_is_away_is_told_that_it_joins(registry):
+def test_experiment_that_joins_while_a_node_is_away_is_told_that_it_joins(registry):
     silent(registry)
     late = registry.channels["late"] = ExperimentChannel("late")
     registry.announce(late)
@@ -193,7 +193,7 @@ def test_who_comes_while_a_node_is_away_is_told_that_it_joins(registry):
     assert listed(registry) == ([], [ONE, TWO]), "it wants nothing, the others may"
 
 
-def test_when_one_is_over_nodes_keep_what_they_host_of_the_others(registry):
+def test_ended_experiment_leaves_trials_of_others_on_nodes(registry):
     desired_state(registry).confirm(1, desired_state(registry).next_assignment().version)
     registry.commands.clear()
     assert registry.over(registry.channels[ONE]) == ["inc1"]
@@ -210,7 +210,7 @@ def test_when_one_is_over_nodes_keep_what_they_host_of_the_others(registry):
     assert (order.trial, order.start) == ("two", None), "it hosts that already"
 
 
-def test_when_one_is_over_that_never_used_a_node_the_node_hears_nothing(registry):
+def test_ended_experiment_that_never_used_a_node_sends_it_nothing(registry):
     unused = registry.channels["unused"] = ExperimentChannel("unused")
     registry.announce(unused)
     desired_state(registry).next_assignment()
@@ -219,7 +219,7 @@ def test_when_one_is_over_that_never_used_a_node_the_node_hears_nothing(registry
     assert not desired_state(registry).is_changed
 
 
-def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and_new(registry):
+def test_trials_of_an_absent_experiment_are_left_alone_on_all_nodes(registry):
     registry.leave(registry.channels[ONE])
     assert listed(registry) == (["two"], [ONE])
     register(registry, "inc2", node="another")
@@ -235,7 +235,7 @@ def test_while_one_is_absent_its_hosts_are_left_as_they_are_on_all_nodes_old_and
     assert registry.nodes["inc2"].desired_state.next_assignment().untouched == ()
 
 
-def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any(registry):
+def test_absent_experiment_without_known_nodes_has_to_state_its_orders(registry):
     registry.leave(registry.channels[ONE])
     one = registry.channels[ONE] = ExperimentChannel(ONE)
     registry.announce(one)
@@ -246,7 +246,7 @@ def test_one_that_was_absent_and_knows_no_node_has_to_say_what_it_wants_like_any
     assert listed(registry) == (["two"], [])
 
 
-def test_a_scheduler_that_begins_with_absent_experiments_touches_nothing_of_theirs():
+def test_scheduler_that_begins_with_absent_experiments_leaves_their_trials_alone():
     registry = NodeRegistry(5, [ONE, TWO])
     register(registry)
     registry.read_leases(0.0, [b"9:4:17"])
@@ -264,7 +264,7 @@ def test_a_scheduler_that_begins_with_absent_experiments_touches_nothing_of_thei
 
 @pytest.mark.parametrize("takes_it_for", ["alive", "away"])
 @pytest.mark.parametrize("it_is", ["there", "away", "dead", "unknown"])
-def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(registry, takes_it_for, it_is):
+def test_experiment_that_knows_a_node_is_told_its_changes_meanwhile(registry, takes_it_for, it_is):
     registry.leave(registry.channels[ONE])
     if it_is == "away":
         silent(registry)
@@ -283,7 +283,7 @@ def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(registry, takes_it
     assert one.take() == (dead if it_is == "dead" else told.get((takes_it_for, it_is), []))
 
 
-def test_one_that_takes_a_node_for_lost_that_only_was_not_heard_yet_is_told_when_it_is():
+def test_experiment_that_takes_a_silent_node_for_lost_is_told_when_it_is():
     registry = NodeRegistry(2, [ONE, TWO])
     one, two = (registry.channels.setdefault(key, ExperimentChannel(key)) for key in (ONE, TWO))
     registry.expect(one, JOINED, 3)

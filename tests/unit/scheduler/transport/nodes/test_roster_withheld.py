@@ -48,7 +48,7 @@ def silence(registry: NodeRegistry, now: float) -> float:
     return now
 
 
-def test_a_node_that_says_hello_again_is_stated_once_where_it_withholds_other_devices() -> None:
+def test_repeated_registration_is_reported_once_if_it_withholds_other_devices() -> None:
     registry = a_node(ONE, TWO)
     for channel in registry.channels.values():
         assert channel.take() == [joined({})]
@@ -64,7 +64,7 @@ def test_a_node_that_says_hello_again_is_stated_once_where_it_withholds_other_de
     ]
 
 
-def test_who_joins_later_learns_it_with_the_node() -> None:
+def test_later_experiment_learns_withheld_devices_with_the_node() -> None:
     registry = a_node(ONE)
     says(registry, BAD)
     late = registry.channels[TWO] = ExperimentChannel(TWO)
@@ -74,7 +74,7 @@ def test_who_joins_later_learns_it_with_the_node() -> None:
     assert begins.channels[ONE].take() == [joined(BAD)]
 
 
-def test_of_a_lost_node_it_is_stated_when_that_is_back() -> None:
+def test_withheld_devices_of_a_lost_node_are_reported_when_it_returns() -> None:
     registry = a_node(ONE)
     channel = registry.channels[ONE]
     now = silence(registry, 0.0)
@@ -84,7 +84,7 @@ def test_of_a_lost_node_it_is_stated_when_that_is_back() -> None:
     assert channel.take() == [m.NodeReturned("inc1"), WITHHELD]
 
 
-def test_whoever_takes_up_an_experiment_is_told_only_what_is_news_to_it() -> None:
+def test_resumed_experiment_is_told_only_changes() -> None:
     for known, said in ((BAD, []), ({}, [WITHHELD]), ({"GPU-a": "ECC"}, [WITHHELD])):
         registry = registry_of(1, ONE)
         channel = registry.channels[ONE]
@@ -96,7 +96,7 @@ def test_whoever_takes_up_an_experiment_is_told_only_what_is_news_to_it() -> Non
         assert channel.take() == said
 
 
-def test_what_one_experiment_took_for_withheld_is_not_told_to_another_before_the_node_says_so():
+def test_withheld_devices_known_to_one_experiment_are_not_told_to_another_early():
     registry = registry_of(1, ONE, TWO)
     one, two = registry.channels.values()
     registry.expect(one, joined(BAD), 0)
@@ -108,7 +108,7 @@ def test_what_one_experiment_took_for_withheld_is_not_told_to_another_before_the
     assert (one.take(), two.take()) == ([m.DevicesWithheld("inc1", {})], [])
 
 
-def test_people_are_told_which_device_and_why_and_when_it_is_back() -> None:
+def test_notice_names_the_device_the_reason_and_its_return() -> None:
     registry = a_node(ONE)
     registry.notices.clear()
     says(registry, BAD)
@@ -121,7 +121,7 @@ def test_people_are_told_which_device_and_why_and_when_it_is_back() -> None:
     ]
 
 
-def test_a_node_cannot_fill_journals_with_what_it_withholds() -> None:
+def test_node_cannot_fill_journals_with_withheld_devices() -> None:
     gpus = tuple(m.Gpu(f"GPU-{place}") for place in range(100))
     reasons = {gpu.uuid: "\x1b[31m" + "broken\n" * 500 for gpu in gpus}
     reasons["of no device"] = "?"
@@ -135,7 +135,7 @@ def test_a_node_cannot_fill_journals_with_what_it_withholds() -> None:
     assert all(reason.isprintable() for reason in withheld.values())
 
 
-def test_a_hello_of_before_is_read() -> None:
+def test_registration_of_the_previous_version_is_read() -> None:
     registry = registry_of(1, ONE)
     before = msgspec.msgpack.decode(m.encode(WITH_GPUS))[:10]
     registry.read_registration(b"1-1", msgspec.msgpack.encode(before))

@@ -55,7 +55,7 @@ def test_gpus_and_mig_devices_are_listed(fake):
 
 
 @pytest.mark.parametrize("has_driver", [True, False])
-def test_driver_without_the_package_to_ask_it_is_refused_with_the_fix(
+def test_driver_without_its_python_package_is_rejected_with_the_fix(
     has_driver, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -67,7 +67,7 @@ def test_driver_without_the_package_to_ask_it_is_refused_with_the_fix(
         assert open_driver() is None
 
 
-def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):
+def test_memory_in_use_excludes_what_the_driver_reserves(fake):
     fake.change("GPU-a", used=3e9)
     driver = NvmlDriver()
     assert driver.memory_used("GPU-a") == 3e9
@@ -77,7 +77,7 @@ def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):
     assert driver.memory_used("GPU-a") == 3.6e9  # older drivers do not distinguish the two
 
 
-def test_who_holds_a_device_is_told_with_name_and_memory(fake):
+def test_processes_on_a_device_have_name_and_memory(fake):
     driver = NvmlDriver()
     assert driver.holders("GPU-a") == []
     fake.hold("GPU-a", ME, 2e9)
@@ -93,7 +93,7 @@ def test_who_holds_a_device_is_told_with_name_and_memory(fake):
     assert driver.holders("GPU-a") == []
 
 
-def test_vitals_are_of_each_device_and_say_nothing_of_what_is_not_known(fake):
+def test_metrics_are_per_device_and_omit_unknown_values(fake):
     fake.change("GPU-a", utilisation=40, used=1e9)
     driver = NvmlDriver()
     assert driver.gpu_metrics() == [
@@ -108,7 +108,7 @@ def test_vitals_are_of_each_device_and_say_nothing_of_what_is_not_known(fake):
         driver.gpu_metrics()
 
 
-def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkeypatch):
+def test_energy_is_counted_by_the_device_or_summed_from_its_power(fake, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(nvml.time, "monotonic", lambda: clock[0])
     fake.change("GPU-a", energy_mj=5_000_000)
@@ -125,7 +125,7 @@ def test_energy_is_counted_by_the_device_or_added_up_from_its_power(fake, monkey
     assert driver.energy("GPU-a") is None
 
 
-def test_a_healthy_device_is_none_of_the_sick_ones(fake):
+def test_healthy_device_is_not_among_the_unhealthy(fake):
     assert NvmlDriver().health() == {}
     fake.change("GPU-a", remapped=[3, 0, 1, 0])  # the GPU disables rows that wait to be remapped
     assert NvmlDriver().health() == {}
@@ -139,7 +139,7 @@ def test_a_healthy_device_is_none_of_the_sick_ones(fake):
         ({"lost": True}, "lost"),
     ],
 )
-def test_a_sick_gpu_and_all_parts_of_one_are_told_of(fake, said, reason):
+def test_unhealthy_gpu_and_all_its_mig_devices_are_reported(fake, said, reason):
     driver = NvmlDriver()
     fake.change("GPU-b", **said)
     sick = driver.health()
@@ -149,25 +149,25 @@ def test_a_sick_gpu_and_all_parts_of_one_are_told_of(fake, said, reason):
     assert re.search(reason, driver.health()["GPU-a"])
 
 
-def test_a_mig_device_that_was_taken_away_is_told_of(fake):
+def test_removed_mig_device_is_reported(fake):
     driver = NvmlDriver()
     fake.change("GPU-b", parts=[part("MIG-2", 2)])
     assert driver.health() == {"MIG-1": "this MIG device is not there any more"}
 
 
-def test_a_driver_that_knows_no_health_says_nothing(fake):
+def test_driver_without_health_information_reports_none(fake):
     driver = NvmlDriver()
     fake.change("GPU-a", ecc_uncorrected=None, remapped=None)
     fake.lack("nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors")
     assert driver.health() == {}
 
 
-def test_a_gpu_that_is_lost_from_the_beginning_is_left_out(fake):
+def test_gpu_that_is_lost_from_the_beginning_is_left_out(fake):
     fake.change("GPU-a", lost=True)
     assert [gpu.uuid for gpu in devices(NvmlDriver())] == ["MIG-1", "MIG-2"]
 
 
-def test_xids_are_told_of_the_devices_that_they_concern(fake):
+def test_xids_are_reported_for_the_devices_concerned(fake):
     driver = NvmlDriver()
     assert driver.xids(0.0) == []
     assert fake.is_listening()
@@ -183,7 +183,7 @@ def test_xids_are_told_of_the_devices_that_they_concern(fake):
     assert driver.xids(0.0) == []
 
 
-def test_what_older_bindings_lack_or_cannot_decode_is_not_known(fake, monkeypatch):
+def test_values_that_older_bindings_lack_or_cannot_decode_are_unknown(fake, monkeypatch):
     pynvml = importlib.import_module("pynvml")
     driver = NvmlDriver()
     fake.hold("GPU-a", ME, 2e9)
@@ -199,7 +199,7 @@ def test_what_older_bindings_lack_or_cannot_decode_is_not_known(fake, monkeypatc
     assert driver.health() == {}
 
 
-def test_a_lost_gpu_that_cannot_say_its_name_is_no_crash(fake):
+def test_lost_gpu_that_cannot_report_its_name_is_no_crash(fake):
     driver = NvmlDriver()
     assert driver.xids(0.0) == []
     fake.xid("GPU-a", 79)
@@ -208,19 +208,19 @@ def test_a_lost_gpu_that_cannot_say_its_name_is_no_crash(fake):
     assert driver.health().keys() == {"GPU-a"}
 
 
-def test_a_driver_without_events_tells_no_xids(fake):
+def test_driver_without_events_reports_no_xids(fake):
     fake.lack("nvmlDeviceRegisterEvents")
     fake.xid("GPU-a", 79)
     assert NvmlDriver().xids(0.0) == []
 
 
-def test_without_a_driver_there_is_none(fake):
+def test_machine_without_a_driver_has_none(fake):
     fake.file.unlink()
     with pytest.raises(OSError, match="NVML: nvmlInit"):
         NvmlDriver()
 
 
-def test_some_xids_are_the_applications_fault_and_some_end_the_use_of_a_device():
+def test_some_xids_blame_the_application_and_some_withhold_the_device():
     assert unusable_after(79) == meaning(79) == "XID 79: the GPU has fallen off the bus"
     for number in (13, 31, 43, 45, 68, 94):
         assert not unusable_after(number)
@@ -246,7 +246,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> object | None:
     return module
 
 
-def test_the_fake_has_what_the_real_bindings_have(fake, monkeypatch):
+def test_fake_has_the_names_of_the_real_bindings(fake, monkeypatch):
     imitation = importlib.import_module("pynvml")
     real = bindings(monkeypatch)
     if real is None:
@@ -266,7 +266,7 @@ def test_the_fake_has_what_the_real_bindings_have(fake, monkeypatch):
     assert type(real.NVMLError(real.NVML_ERROR_GPU_IS_LOST)).__name__ == type(lost).__name__
 
 
-def test_the_fake_has_all_that_the_driver_asks(fake):
+def test_fake_has_all_names_that_the_driver_uses(fake):
     imitation = importlib.import_module("pynvml")
     asked = set(re.findall(r"\bnvml[A-Z]\w+|\bNVML_\w+", inspect.getsource(nvml)))
     assert asked
