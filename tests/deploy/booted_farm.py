@@ -66,7 +66,7 @@ class BootedFarm:
         self.install(head, "submitter", "--user", "ada", "--config", "/root/farm/ada")
 
     def admit(self, machine: Machine, name: str = "") -> None:
-        """Let the head's root in on a machine, by its name or another one."""
+        """Allow root of the head to log in to a machine, by its name or another one."""
         key = self.head.sh("cat /root/.ssh/id_ed25519.pub")
         folder = machine.root / "root/.ssh"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -81,7 +81,7 @@ class BootedFarm:
         return machine.run(*line)
 
     def install_worker(self, machine: Machine, *arguments: str) -> str:
-        """Make a machine, to which all was carried, a worker."""
+        """Install a worker on a machine that has all files."""
         return self.install(machine, "worker", "--config", "/root/worker", *arguments)
 
     # --- the user Ada -----------------------------------------------------------------------------

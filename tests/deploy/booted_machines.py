@@ -144,7 +144,7 @@ class Machine:
         return self.run("sh", "-euc", script, fails=fails)
 
     def reboot(self) -> None:
-        """As a person would, from inside."""
+        """Reboot from inside, as a user would."""
         self.run("systemctl", "reboot", fails=True)
         self._nspawn.wait(180)
         self.boot()
@@ -157,7 +157,7 @@ class Machine:
             self._nspawn.wait(60)
 
     def close(self) -> None:
-        """End it, and let go of its folder."""
+        """End it, and release its folder."""
         if self.leader:
             self.power_off()
         subprocess.run(["umount", "--lazy", str(self.root)], check=True)

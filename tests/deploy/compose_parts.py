@@ -68,12 +68,12 @@ class Secrets:
         return (self.path / name).read_text().strip()
 
     def contents(self) -> dict[str, bytes]:
-        """All that is there, by name."""
+        """All files, by name."""
         files = sorted(path for path in self.path.rglob("*") if path.is_file())
         return {str(path.relative_to(self.path)): path.read_bytes() for path in files}
 
     def keys(self, role: str) -> tuple[str, str]:
-        """With which a role is let in by the store."""
+        """The keys of a role for the store."""
         lines = dict(
             line.split(" = ") for line in self.text(f"{role}/credentials").splitlines()[1:]
         )

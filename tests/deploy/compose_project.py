@@ -124,7 +124,7 @@ class Run:
         return self.typed(program, "tunemq", *line, fails=fails, is_shown=is_shown, cwd=self.folder)
 
     def asked(self, *line: str) -> Any:
-        """The same, to be looked at by a program."""
+        """The same, with output for a program."""
         return json.loads(self.tunemq(*line, "--json", is_shown=False))
 
     def eventually(
@@ -139,7 +139,7 @@ class Run:
         while not condition():
             if time.monotonic() > deadline:
                 raise Failed(f"{what}: not within {within:g} s")
-            time.sleep(1)  # between two looks, each of which costs a process or two
+            time.sleep(1)  # between two checks, each of which costs a process or two
         self.say(f"  seen: {what}")
 
     # --- observations -----------------------------------------------------------------------------

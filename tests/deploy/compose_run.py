@@ -79,12 +79,12 @@ def comes_up(run: Run) -> None:
     doctor = ("tunemq-entrypoint", "doctor", "--store", "s3://tunemq/farm")
     run.compose("exec", "-T", "scheduler", *doctor)
     if nameless := run.nameless_volumes():
-        raise Failed(f"volumes without a name, which nobody will remove: {nameless}")
+        raise Failed(f"volumes without a name, which no command will remove: {nameless}")
 
 
 def is_closed(run: Run) -> None:
     """Only necessary ports are open, to this machine only, and the output has no secret."""
-    run.title("What is open, and what is told")
+    run.title("Open ports, and secrets in the output")
     for container in run.ids("ps"):
         ports = run.typed("docker", "port", container, is_shown=False).splitlines()
         run.say(f"  published: {ports}") if ports else None
@@ -190,7 +190,7 @@ def finishes(run: Run, name: str, shape: tuple[int, int]) -> None:
     """
     over = {"FINISHED", "STOPPED", "FAILED"}
     run.eventually(
-        f"{name} is over", lambda: run.shown(name)["experiment"]["state"] in over, within=900
+        f"{name} has ended", lambda: run.shown(name)["experiment"]["state"] in over, within=900
     )
     found, (count, length) = run.shown(name), shape
     trials = found["trials"]

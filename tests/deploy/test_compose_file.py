@@ -145,7 +145,7 @@ def test_mounts_and_dependencies_exist(name: str):
     service = SERVICES[name]
     for mount in service.get("volumes", []):
         source, *rest = mount.split(":")
-        assert rest, f"{mount} has no name: nobody would remove it"
+        assert rest, f"{mount} has no name: no command would remove it"
         if source.startswith("."):
             assert rest[-1] == "ro"
             assert (REPOSITORY / source).exists(), source
@@ -159,7 +159,7 @@ def test_mounts_and_dependencies_exist(name: str):
 
 
 def test_workers_have_much_longer_to_stop_than_trials_have_to_save():
-    """For the one is often set, and the other is not thought of."""
+    """Users often set the one and forget the other."""
     for name in ("worker", "worker-gpu"):
         command = [plain(word) for word in SERVICES[name]["command"]]
         grace = int(command[command.index("--grace") + 1])
@@ -260,7 +260,7 @@ def test_store_is_the_one_of_the_policies():
 
 @pytest.mark.parametrize("line", [["docker", "compose"], ["docker-compose"]], ids=" ".join)
 def test_compose_accepts_the_file(line: list[str], tmp_path: Path):
-    """The one of today, and the last one of before."""
+    """Checks the current Compose, and the last release of the previous one."""
     if not shutil.which(line[0]) or not _runs([*line, "version"]):
         pytest.skip(f"{' '.join(line)} is not installed")
     given = ["--file", str(FILE), "--project-directory", str(REPOSITORY)]

@@ -48,7 +48,7 @@ class Services:
         return run_store_setup(self.secrets, self.store, self.redis_port)
 
     def have(self, submitters: str) -> None:
-        """Set up for these, unless that is so already: tests come in any order."""
+        """Set up for these submitters, unless it is done: tests run in any order."""
         if self.secrets.variables["TUNEMQ_SUBMITTERS"] != submitters:
             self.set_up(TUNEMQ_SUBMITTERS=submitters)
 
@@ -177,14 +177,14 @@ def test_transaction_survives_a_restart_of_redis(program: str, tmp_path: Path):
 
 
 def test_forged_uploads_are_rejected_by_the_proxy_for_any_user(services: Services):
-    """A user whom no policy binds: that MinIO takes them is why there is a rule."""
+    """MinIO accepts them from a user whom no policy binds; hence the rule of the proxy."""
     root = services.secrets.text("minio/root-user")
     passed, rejected = [], []
     for forgery in forgeries("farm/", "forged", root, "us-east-1"):
         name = f"/tunemq/farm/forged?{forgery.query}"
         for place, answers in ((services.store.minio, passed), (services.store.proxy, rejected)):
             answers.append(services.put(place, name, forgery.headers, forgery.body))
-    assert 200 in passed, "this MinIO is not weak any more; the rule does no harm"
+    assert 200 in passed, "this MinIO is no longer vulnerable; the rule does no harm"
     assert rejected == [403, 403, 403]
     assert UNSIGNED in services.store.errors.read_text()
 
@@ -203,7 +203,7 @@ def test_forged_uploads_are_rejected_by_the_proxy_for_any_user(services: Service
     ],
 )
 def test_no_spelling_of_a_forged_upload_passes_the_proxy(hashes: list[str], services: Services):
-    """The first of several is looked at, and nothing but that is passed on."""
+    """The proxy checks the first of several headers and passes on only that one."""
     root = services.secrets.text("minio/root-user")
     forgery = list(forgeries("farm/", "forged", root, "us-east-1"))[-1]
     others = [item for item in forgery.headers.items() if item[0] != "x-amz-content-sha256"]

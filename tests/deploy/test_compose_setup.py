@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.integration]
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
-    """One that no test changes."""
+    """Secrets that no test changes."""
     return Secrets(tmp_path_factory.mktemp("setup") / "secrets", TUNEMQ_SUBMITTERS="ada, ben")
 
 
 @pytest.fixture
 def secrets(first: Secrets, tmp_path: Path) -> Secrets:
-    """A copy of it, to be changed."""
+    """A copy of the secrets, which a test may change."""
     shutil.copytree(first.path, tmp_path / "secrets")
     copy = object.__new__(Secrets)
     copy.path, copy.variables = tmp_path / "secrets", dict(first.variables)
@@ -268,7 +268,7 @@ def test_certificate_that_expires_soon_is_renewed_by_the_same_authority(secrets:
 
 
 def test_changed_configuration_names_the_services_to_restart(secrets: Secrets):
-    """As after an upgrade: the installed files differ from the shipped ones."""
+    """Simulates an upgrade: the installed files differ from the shipped ones."""
     for name in ("proxy/nginx.conf", "redis/redis.conf"):
         (secrets.path / name).write_text("# of an earlier version")
     said = secrets.run()
@@ -332,7 +332,7 @@ def test_interrupted_setup_continues(secrets: Secrets):
 
 @pytest.mark.parametrize("submitters", ["ada", "ada ben"])
 def test_half_added_or_half_removed_keys_are_repaired(submitters: str, secrets: Secrets):
-    """ben has a file of which scheduler.toml knows nothing."""
+    """The user ben has a key file, but scheduler.toml does not list ben."""
     folder = secrets.path / "authority" / "keys"
     half = (folder / "ben.toml").read_text()
     KeyFolder(str(folder)).remove(["ben"])
@@ -347,7 +347,7 @@ def test_half_added_or_half_removed_keys_are_repaired(submitters: str, secrets: 
 
 
 def test_command_uses_the_files_beside_it(first: Secrets, tmp_path: Path):
-    """A copy elsewhere, as it is made for a person."""
+    """Uses a copy in another folder, as users receive it."""
     folder = tmp_path / "tunemq-ada"
     shutil.copytree(first.path / "outside" / "ada", folder)
     show = 'echo "$TUNEMQ_REDIS $TUNEMQ_KEYS"'
@@ -407,7 +407,7 @@ def test_script_is_posix_sh():
 
 
 def _shorten(tls: Path, server: str, *, days: int) -> None:
-    """Have a certificate end then."""
+    """Set the end of a certificate."""
     sign = ["openssl", "x509", "-in", f"{server}.crt", "-signkey", f"{server}.key"]
     line = [*sign, "-days", str(days), "-out", "shorter.crt"]
     subprocess.run(line, check=True, capture_output=True, cwd=tls)

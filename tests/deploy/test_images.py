@@ -165,7 +165,7 @@ def required(python: str) -> set[str]:
 
 
 def test_wheels_made_by_the_newest_patch_version_serve_the_first_of_its_line():
-    """pip resolves the requirements of its own Python; Debian's 3.11.2 may be older than that."""
+    """pip resolves for the Python that runs it; Debian's 3.11.2 may be older than that."""
     assert "redis" in required("3.11.0")
     assert required("3.11.0") == required("3.11.99")
     assert required("3.12.0") == required("3.12.99")

@@ -69,7 +69,7 @@ def authorities() -> str | None:
 
 
 class Built:
-    """The six images, under names of their own."""
+    """The six images, under separate names."""
 
     def __init__(self, context: Path) -> None:
         self.context = context

@@ -114,7 +114,7 @@ class View:
         return found | set(self.sh("getent passwd | grep tunemq || true").splitlines())
 
     def close(self) -> None:
-        """Forget it all."""
+        """Remove the overlay."""
         self._process.kill()
         self._process.wait()
 

@@ -81,7 +81,7 @@ def test_wheels_of_several_versions_are_rejected(tmp_path):
     assert "has several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_user_other_than_root_is_rejected():
     script = SCRIPT.read_text()
     ended = subprocess.run(
@@ -139,7 +139,7 @@ def test_folder_without_an_environment_file_is_named(tmp_path):
     assert f"there is no {tmp_path}/environment" in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_root_reads_no_file_that_its_user_could_not_own():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -223,7 +223,7 @@ class Installer:
         return self.sh(f"read_arguments {line}; make_users() {{ :; }}; install_role", code)
 
     def uninstall(self, *options: str) -> str:
-        """Make it nothing again."""
+        """Uninstall TuneMQ from the machine."""
         return self.sh(f"read_arguments uninstall {' '.join(options)}; uninstall")
 
 
@@ -248,7 +248,7 @@ def test_uninstall_removes_no_files_of_others(installer):
     installer.install("worker")
     theirs = installer.units / "tunemq-backup.service"
     theirs.touch()
-    (installer.programs / "tunemq").write_text("somebody's")
+    (installer.programs / "tunemq").write_text("another's")
     (installer.etc / ".made-users").write_text("tunemq\nnobody-here\n")
     said = installer.uninstall("--purge")
     assert "backup" not in said
@@ -256,7 +256,7 @@ def test_uninstall_removes_no_files_of_others(installer):
     assert [line for line in said.splitlines() if "userdel" in line] == ["userdel tunemq"]
     assert theirs.exists()
     assert not (installer.units / "tunemq-worker.service").exists()
-    assert (installer.programs / "tunemq").read_text() == "somebody's"
+    assert (installer.programs / "tunemq").read_text() == "another's"
     assert not installer.etc.exists()
 
 

@@ -92,7 +92,7 @@ def there_is() -> dict[str, set[str]]:
 
 
 def queries() -> Iterator[str]:
-    """All expressions of ours."""
+    """Return all our expressions."""
     for panel in PANELS:
         yield from (target["expr"] for target in panel["targets"])
     yield from (note["expr"] for note in DASHBOARD["annotations"]["list"])
@@ -101,7 +101,7 @@ def queries() -> Iterator[str]:
 
 
 def labels_of(query: str) -> set[str]:
-    """The labels that an expression speaks of."""
+    """Return the labels in an expression."""
     found = set(re.findall(r'[{,]\s*(\w+)\s*(?:=~|!~|!=|=)\s*"', query))
     for names in re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", query):
         found.update(name.strip() for name in names.split(","))

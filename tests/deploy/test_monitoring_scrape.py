@@ -40,7 +40,7 @@ def program(name: str) -> str:
 
 
 class Prometheus:
-    """Ours, in a hurry: it asks each second, and alerts do not wait.
+    """Our configuration, sped up: it scrapes each second, and alerts do not wait.
 
     Args:
         folder: for its files.
@@ -121,7 +121,7 @@ class Watched:
         self.prometheus: Prometheus | None = None
 
     def start(self) -> Prometheus:
-        """Start all of it; two owners have searches, one waits, and a message is refused."""
+        """Start all of it; two owners have searches, one waits, and a message is rejected."""
         farm = self.farm
         (farm.folder / "head" / "farm.toml").write_text("max_running = 2\n")
         farm.start_scheduler("--metrics", "127.0.0.1:0")
@@ -135,11 +135,11 @@ class Watched:
         farm.submit(Search(name="a", trials=3, steps=9999, resources=needs), "--owner", "ada")
         farm.submit(Search(name="b", trials=9, steps=9999), "--owner", "ben")
         farm.submit(Search(name="c", steps=9999), "--owner", "ben")
-        self.redis.client.xadd(redis_keys.REQUESTS, {"nobody": "can read this"})
+        self.redis.client.xadd(redis_keys.REQUESTS, {"unreadable": "request"})
         return self.prometheus
 
     def close(self) -> None:
-        """End all of it, whatever became of it."""
+        """End all of it, in any state."""
         if self.prometheus is not None:
             self.prometheus.end()
         self.redis.process.send_signal(signal.SIGCONT)

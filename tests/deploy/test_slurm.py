@@ -49,7 +49,7 @@ class Cluster:
         return jobs
 
     def restarted(self, job: Job, starts: int) -> None:
-        """Wait until it runs again, and the farm knows it by the same name."""
+        """Wait until it runs again, and the farm lists it under the same name."""
         eventually(lambda: job.starts == starts, within=60, message=lambda: str(self))
         said = f"start {starts}, on"
         eventually(lambda: said in self.slurm.said(job), message=lambda: str(self))

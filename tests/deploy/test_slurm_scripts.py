@@ -296,7 +296,7 @@ def test_commands_of_the_page_are_valid_for_slurm(world):
 
 
 def test_page_keeps_results_of_the_head_where_all_nodes_see_them(world, monkeypatch):
-    """The page sets no variable for the results, as the script drops it: they go to the store."""
+    """The page sets no variable for the results, which the script drops: they go to the store."""
     monkeypatch.delenv("TUNEMQ_RESULTS", raising=False)
     *_, head, _ = commands_of_the_page(world)
     store = head[head.index("--store") + 1]

@@ -87,7 +87,7 @@ def test_no_submodule_imports_a_client_or_an_array_library():
 
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'tuner_of_pianos'"):
-        tunemq.tuner_of_pianos  # noqa: B018  the access is what is tested
+        tunemq.tuner_of_pianos  # noqa: B018  tests the access itself
 
 
 def test_completion_shows_names_and_submodules():

@@ -173,7 +173,7 @@ class FakeTrialProcess:
 
     def save(self, content=b"x" * 10, **files):
         """Request space and write a checkpoint; the node must grant the space."""
-        assert self.ask(), "there is no room"
+        assert self.ask(), "there is no space"
         return self.write(content, **files)
 
     def fetch(self, ref, *, again=False):

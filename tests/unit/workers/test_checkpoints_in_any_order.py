@@ -38,7 +38,7 @@ class Machine(RuleBasedStateMachine):
                 self.a_process_writes(trial, 1)
             self.world.finish(self.world.transfers.keys()[0])
             self.note_answers()
-        assert self.asked == set(), "every question is answered once all is uploaded"
+        assert self.asked == set(), "every request is answered once all is uploaded"
         for process in self.processes.values():
             process.die()
         for trial in TRIALS:
@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
     def time_passes(self):
         self.world.clock.advance(61)
         self.note_answers()
-        assert self.asked == set(), "nobody waits for longer than sync_timeout"
+        assert self.asked == set(), "no process waits longer than sync_timeout"
 
     @invariant()
     def a_trial_has_one_upload_under_way_and_few_behind_it(self):

@@ -16,7 +16,7 @@ def test_trial_to_be_killed_is_killed_and_its_slot_is_freed(node):
     node.supervisor.obey([order("a", kill=True)])
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    assert node.events == [SlotFreed("a", 1)], "its end is no news"
+    assert node.events == [SlotFreed("a", 1)], "its end was already reported"
 
 
 def test_trial_to_be_killed_that_never_ran_here_is_freed_once(node):
@@ -37,4 +37,4 @@ def test_node_without_a_scheduler_pauses_its_trials_and_starts_none(node):
     node.end("h1")
     assert node.events == [TrialPaused("a", 1), SlotFreed("a", 1)]
     node.supervisor.go_on()
-    assert node.started == ["a", "b"], "what ended is not started again"
+    assert node.started == ["a", "b"], "an ended trial is not restarted"

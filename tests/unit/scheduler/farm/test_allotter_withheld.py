@@ -98,7 +98,7 @@ def test_slot_is_not_preempted_where_it_would_need_a_withheld_device() -> None:
     large = SharingExperiment("large", "bob", iter([({"cpu": 1.0, "gpu": 2.0}, 10.0)]), 5)
     farm.submit(large)
     farm.run(farm.now + 1_000.0)
-    assert devices(small) == ["n-0", "n-1"], "nobody gives way for what cannot begin"
+    assert devices(small) == ["n-0", "n-1"], "no trial is preempted for one that cannot begin"
     assert any(
         WORDS in line for line in farm.allocator.explainer.why("large", {"cpu": 1.0, "gpu": 2.0})
     )

@@ -7,9 +7,9 @@ def test_deregistered_node_is_dead_when_its_streams_are_read_to_its_last_entries
     departures = Deregistrations()
     departures.add("inc1", b"7-0", "it left")
     assert departures.due([b"6-3", b"9-0"]) == {}
-    assert departures.due([b"7-3"]) == {}, "which of two was first in a millisecond is not known"
+    assert departures.due([b"7-3"]) == {}, "the order of two within a millisecond is unknown"
     assert departures.due([b"8-0", b"9-0"]) == {"inc1": "it left"}
-    assert departures.due([]) == {}, "said once"
+    assert departures.due([]) == {}, "reported once"
 
 
 def test_node_whose_streams_are_already_read_is_dead_at_once():

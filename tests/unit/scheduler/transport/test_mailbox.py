@@ -187,7 +187,7 @@ def test_trials_of_an_experiment_without_stated_orders_are_left_alone():
     assert desired_state.is_changed
     assert desired_state.next_assignment().untouched == ()
     desired_state.orders("k").settle()
-    assert not desired_state.is_changed, "it was said already"
+    assert not desired_state.is_changed, "it was sent already"
 
 
 def test_dropped_experiment_is_sent_to_nodes_with_trials_of_it():

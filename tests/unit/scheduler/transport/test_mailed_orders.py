@@ -74,7 +74,7 @@ def test_later_orders_about_a_running_trial_repeat_all_but_the_start():
     executor.sent.clear()
     executor.stop_trial(StopTrial("t1", 2, "n"))
     executor.stop_trial(StopTrial("t1", 1, "another"))
-    assert executor.sent == [], "of what is not hosted there"
+    assert executor.sent == [], "no order about a trial that does not run there"
     executor.release_trial(ReleaseTrial("t1", 1, "n"))
     executor.stop_trial(StopTrial("t1", 1, "n"))
     assert executor.sent == [("n", "t1", 1)]

@@ -184,7 +184,7 @@ def test_node_that_other_keys_might_accept_is_asked_again_once(tmp_path):
     assert scheduler.are_changed() == (False, False)
     scheduler.keys.version += 1
     assert scheduler.are_changed() == (True, True)
-    assert scheduler.are_changed() == (True, True), "until all was done that follows from it"
+    assert scheduler.are_changed() == (True, True), "until all its consequences are done"
     scheduler.change_is_told()
     assert scheduler.are_changed() == (False, False)
     scheduler.keys.version += 1

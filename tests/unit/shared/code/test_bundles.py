@@ -188,7 +188,7 @@ def test_links_inside_the_folder_are_followed(blobs, project, tmp_path):
     (project / "models/up").symlink_to("..")
     found = take(project, blobs, tmp_path)
     assert {"alias.py", "nets/net.py"} <= found
-    assert not {name for name in found if "/up/" in name}, "a loop is not gone round"
+    assert not {name for name in found if "/up/" in name}, "a loop of links is not followed"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_links_and_devices_become_plain_files(tmp_path):
         target = tmp_path / f"code-{kind}"
         unpack(archive, target)
         assert stat.S_ISREG((target / "a").lstat().st_mode)
-        assert stat.S_IMODE((target / "a").lstat().st_mode) == 0o500, "no bit of another's power"
+        assert stat.S_IMODE((target / "a").lstat().st_mode) == 0o500, "no rights of another user"
         assert (target / "a").read_bytes() == b"/etc/passwd"
 
 

@@ -163,9 +163,9 @@ def test_hidden_file_is_not_taken_as_a_checkpoint(trials):
 
 
 def test_checkpoint_after_the_last_result_belongs_to_that(trials):
-    go_on = trials.touched_when_sent("go_on")  # earlier files may be sent with the line itself
+    proceed = trials.touched_when_sent("proceed")  # earlier files may be sent with the line itself
     trials.run(
-        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; "
+        f"echo loss=1; until [ -e {proceed} ]; do sleep 0.05; done; "
         'echo 7 > "$TUNEMQ_CHECKPOINT_DIR/end"'
     )
 
@@ -247,9 +247,9 @@ def test_lines_are_ignored_once_report_was_called(trials):
 
 
 def test_duplicate_results_are_rejected(trials):
-    go_on = trials.touched_when_sent("go_on")
+    proceed = trials.touched_when_sent("proceed")
     trials.run(
-        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; tunemq report loss=1; sleep 600"
+        f"echo loss=1; until [ -e {proceed} ]; do sleep 0.05; done; tunemq report loss=1; sleep 600"
     )
 
     assert "metrics_from='report'" in trials.channel.failure.error
@@ -267,8 +267,8 @@ def test_growing_file_of_json_lines_is_read(trials):
         'until [ -e "$0" ]; do sleep 0.05; done; '
         "echo '{{\"other\": 1}}' >> $f; printf '{{\"loss\": 2}}' >> $f"
     )
-    go_on = trials.touched_when_sent("go_on")
-    trials.run(executable(["sh", "-c", script, str(go_on)], metrics_from="log.jsonl"))
+    proceed = trials.touched_when_sent("proceed")
+    trials.run(executable(["sh", "-c", script, str(proceed)], metrics_from="log.jsonl"))
 
     assert trials.metrics == [{"loss": 1}, {"loss": 2}]
 

@@ -167,7 +167,7 @@ def test_removed_or_replaced_file_is_written_again(path, asked):
     one.beat(is_ready=True, status="")
     assert asked("--ready", path)[0] == 0
     path.unlink()
-    path.write_text("of somebody else")
+    path.write_text("of another user")
     one.beat(is_ready=True, status="")
     assert asked("--ready", path)[0] == 0
 

@@ -70,7 +70,7 @@ def test_watchdog_is_notified_a_few_times_per_period(manager, notifier, monkeypa
 
 def test_restarted_manager_gets_later_messages(manager, notifier):
     manager.close()
-    assert not notifier.tell("STATUS=nobody hears it")
+    assert not notifier.tell("STATUS=no manager reads it")
     manager.listen()
     assert notifier.tell("STATUS=back")
     assert manager.messages() == ["STATUS=back"]

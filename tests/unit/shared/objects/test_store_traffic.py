@@ -148,7 +148,7 @@ def test_node_metrics_with_an_impossible_amount_are_rejected(node_metrics: NodeM
 
 
 def test_node_metrics_without_store_traffic_are_read():
-    """As a node of the previous version sends them."""
+    """A node of the previous version sends such metrics."""
     older = msgspec.msgpack.encode(
         msgspec.msgpack.decode(encode(NodeMetrics("1", trial_processes=3)))[:-1]
     )

@@ -52,9 +52,9 @@ def test_reports_of_nodes_are_read_up_to_their_bounds():
     ids=lambda changed: next(iter(changed)),
 )
 def test_registration_beyond_a_bound_is_rejected(changed):
-    hello = msgspec.structs.replace(REGISTRATION, **changed)
+    registration = msgspec.structs.replace(REGISTRATION, **changed)
     with pytest.raises(msgspec.ValidationError):
-        decode_registration(msgspec.msgpack.encode(hello))
+        decode_registration(msgspec.msgpack.encode(registration))
 
 
 @pytest.mark.parametrize(

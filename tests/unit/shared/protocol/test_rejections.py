@@ -35,11 +35,11 @@ def test_ten_thousand_rejections_of_one_kind_are_two_lines_in_a_minute():
     clock = Clock()
     rejections, lines = RejectionCounter(clock), []
     for _ in range(10_000):
-        rejections.add("command", "altered", "A mail was altered.")
+        rejections.add("command", "altered", "A command was altered.")
         lines += rejections.notices()
-    assert lines == ["A mail was altered."]
+    assert lines == ["A command was altered."]
     clock.now += TOLD_EVERY_S
-    assert rejections.notices() == ["A mail was altered. (9999 times)"]
+    assert rejections.notices() == ["A command was altered. (9999 times)"]
     clock.now += TOLD_EVERY_S
     assert rejections.notices() == []
 

@@ -308,17 +308,19 @@ def test_processes_share_one_copy_of_an_array(blobs: BlobFolder) -> None:
         ref: BlobRef = ship(with_parameters(give, data=data), blobs)
         command = [sys.executable, "-c", HOST, ref.sha256, str(ref.size), ref.path]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        hosts = [subprocess.Popen(command, **pipes) for _ in range(4)]
+        processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
         try:
-            assert [float(host.stdout.readline()) for host in hosts] == [float(data.sum())] * 4
+            assert [float(process.stdout.readline()) for process in processes] == [
+                float(data.sum())
+            ] * 4
             kib = 0
-            for host in hosts:
-                host.stdin.write("\n")
-                host.stdin.flush()
-                kib += int(host.stdout.readline())
+            for process in processes:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                kib += int(process.stdout.readline())
         finally:
-            for host in hosts:
-                host.communicate()
+            for process in processes:
+                process.communicate()
         return kib * 1024
 
     # The memory of four bare interpreters with numpy is subtracted.

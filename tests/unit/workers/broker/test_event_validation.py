@@ -73,7 +73,7 @@ class Process:
         before = len(self.node.events)
         self.say(result(2), STARTED)
         self.end(TrialFinished("t", 1))
-        assert len(self.node.events) == before, "what comes after it counts for nothing"
+        assert len(self.node.events) == before, "later events are ignored"
         self.node.end("h1", signal=9)
         assert self.node.events[before:] == [SlotFreed("t", 1)]
         return failed.error

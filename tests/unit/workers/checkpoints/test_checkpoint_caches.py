@@ -120,7 +120,7 @@ def test_dead_process_leaves_no_unreported_files(world):
     os.makedirs(os.path.join(root, "t", "checkpoint_1-000002", "files"))
     os.makedirs(os.path.join(root, ".staging"), exist_ok=True)
     with open(os.path.join(root, "t", "checkpoint_1-000002", "manifest.json"), "w") as file:
-        file.write("whole, but nobody was told")
+        file.write("whole, but not reported")
     process.die()
     assert world.on_disk() == [told]
 

@@ -26,7 +26,7 @@ class Nobody:
     """A listener that must not be called."""
 
     def __getattr__(self, name: str) -> object:
-        pytest.fail(f"a host that was never asked for: {name}")
+        pytest.fail(f"a process that was never requested: {name}")
 
 
 @pytest.fixture

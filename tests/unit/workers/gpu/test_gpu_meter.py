@@ -81,7 +81,7 @@ def test_memory_of_a_process_is_that_of_its_process_tree_only(world):
 @pytest.mark.parametrize(
     "holdings",
     [(), (GpuProcess(4711, 30 * GB),), (of(10, 1), of(20, 1))],
-    ids=["nobody named", "pids of outside of the container", "without bytes"],
+    ids=["no process named", "pids from outside the container", "without bytes"],
 )
 def test_memory_without_known_owners_is_the_increase_divided_by_shares(world, holdings):
     first, second = world.process(10, 0.75), world.process(20, 0.25)

@@ -132,7 +132,7 @@ def test_device_is_locked_from_a_trials_start_until_it_was_idle_for_a_while(gpus
     assert other.user("A") == ""
     gpus.availability.claim(["A"])
     assert other.user("A")
-    assert not gpus.is_clear("A"), "nobody has looked what is left on it"
+    assert not gpus.is_clear("A"), "no snapshot has shown the remaining memory"
     gpus.snapshot()
     process = gpus.process(100, "A")
     pass_time(gpus, 5)

@@ -28,7 +28,7 @@ class Driver:
         assert self.gate.acquire(timeout=60)
         self.asked.append(uuid)
         if self.is_mad:
-            raise RuntimeError("nobody expects this")
+            raise RuntimeError("unexpected")
         return 5.0
 
     def holders(self, uuid):

@@ -88,7 +88,7 @@ def test_endless_line_is_cut_and_empty_output_shows_nothing(tmp_path):
 
 
 def test_replaced_output_file_is_neither_waited_for_nor_followed(tmp_path):
-    (tmp_path / "other").write_text("of somebody else\n")
+    (tmp_path / "other").write_text("of another user\n")
     (tmp_path / "stderr").symlink_to(tmp_path / "other")
     os.mkfifo(tmp_path / "stdout")
     # A reader that blocks would find this line instead of hanging forever.

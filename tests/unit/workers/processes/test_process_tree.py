@@ -158,7 +158,7 @@ def test_orphan_that_ends_during_the_search_does_not_hide_its_forked_child(
     if is_there:
         os.kill(orphan, signal.SIGKILL)
         os.waitpid(orphan, 0)
-    assert not is_there, "it was killed and waited for before its host's slot was free"
+    assert not is_there, "it was killed and waited for before its process's slot was free"
     assert reports == [ProcessExited("h", process, None, 0), ProcessTreeGone("h")]
 
 
@@ -187,7 +187,7 @@ def test_slot_of_a_process_is_not_free_while_an_earlier_orphan_remains(
     with monkeypatch.context() as patch:
         patch.setattr(os, "kill", kill_slowly)
         patch.setattr(process_tree, "signal_group", lambda *_: None)
-        assert process_trees.reap() == [], "the orphan is there, and its host has not ended yet"
+        assert process_trees.reap() == [], "the orphan is there, and its process has not ended yet"
         kill(process, signal.SIGKILL)
         eventually(lambda: reports.extend(process_trees.reap()) or reports)
     kill(orphan, signal.SIGKILL)

@@ -52,7 +52,7 @@ class Stores:
                 while not self.gate.wait(0.005):
                     cancel.check()
             case "broken":
-                raise RuntimeError("nobody thought of this")
+                raise RuntimeError("unforeseen")
             case "damaged":
                 raise CheckpointCorrupt("the hash is wrong")
             case "missing":
@@ -185,7 +185,7 @@ def test_number_may_be_ordered_again_after_it_failed(performing):
         ("full", "the disk is full", False),
         ("damaged", "the hash is wrong", True),
         ("missing", "there is no manifest", True),
-        ("broken", "RuntimeError: nobody thought of this", False),
+        ("broken", "RuntimeError: unforeseen", False),
     ],
 )
 def test_failure_is_answered_and_the_next_transfer_continues(performing, key, reason, is_corrupt):

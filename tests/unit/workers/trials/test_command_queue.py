@@ -83,7 +83,7 @@ def test_only_newer_assignments_are_accepted():
 @pytest.mark.parametrize(
     ("letter", "why"),
     [
-        (message(instance_id="somebody"), "instance_id"),
+        (message(instance_id="another"), "instance_id"),
         (message(protocol=PROTOCOL_VERSION + 1), "version"),
         (b"not base64!", "unreadable"),
         ("no ASCII: ä".encode(), "unreadable"),

@@ -143,7 +143,7 @@ def test_limits_with_a_report_after_the_signal_for_stacks_still_fail_the_trial(w
     process = world.process(stall_s=1.0)
     world.run(1.0 + LATE_S - DUMP_S)
     assert world.dumped == ["h1"]
-    assert world.silenced == ["h1"], "what it says from now on does not count"
+    assert world.silenced == ["h1"], "later messages do not count"
     report(process)
     world.run(DUMP_S)
     assert world.kinds == ["stalled"]

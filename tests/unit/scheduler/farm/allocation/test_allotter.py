@@ -284,7 +284,7 @@ def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_befo
     allocator.node_joined(node("one", 2))
     allocator.usage("e", OfferUsage({"one": 7}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allocator.offers()
-    assert offer.n == 8, "it passes over offers that are older than the one that it knows"
+    assert offer.n == 8, "it ignores offers older than the one that it knows"
     allocator.usage("e", OfferUsage({"one": 8}, {}, (SlotDemand(ONE, 1),)))
     [(_, offer)] = allocator.offers()
     assert (offer.n, offer.resources["gpu"]) == (9, 1.0)

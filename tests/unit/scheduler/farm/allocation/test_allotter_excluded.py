@@ -68,7 +68,7 @@ def test_trial_that_excludes_a_node_is_offered_another_and_leaves_the_first_to_o
     if not is_there_before:
         assert farm.where() == {}
         assert farm.allocator.explainer.snapshot()[0].held == {}, (
-            "what it makes no use of others may have"
+            "others may have the resources that it does not use"
         )
         assert "kept away from" in farm.allocator.explainer.why("e", REQUEST)[0]
         farm.join("two")

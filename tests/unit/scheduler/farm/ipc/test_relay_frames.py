@@ -73,7 +73,7 @@ def test_frames_sent_before_the_end_are_read_before_it():
     assert not right.is_at_end
     assert right.receive() == []
     assert right.is_at_end
-    right.put(b"to nobody")
+    right.put(b"too late")
     right.flush()
     assert right.is_stalled
     assert right.waiting == 0

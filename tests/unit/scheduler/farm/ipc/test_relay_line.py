@@ -84,7 +84,7 @@ def test_heartbeats_are_sent_during_a_long_transfer_and_many_short_steps(ends, m
         say(supervisor, r.LeaseProof(time.monotonic()))
         eventually(lambda: heard(1))
     say(supervisor, r.LeaseProof(time.monotonic()))
-    assert heard(1)  # nobody reads
+    assert heard(1)  # no process reads
     line.say_alive()
     assert heard(2)
 

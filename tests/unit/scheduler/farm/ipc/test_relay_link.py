@@ -161,8 +161,8 @@ def test_process_without_a_search_need_not_report_an_end(experiment):
 
 def test_process_that_deregisters_has_ended(experiment):
     experiment.attach()
-    experiment.say(r.encode(r.SearchEnded("is over")))
-    assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "is over", b"")
+    experiment.say(r.encode(r.SearchEnded("finished")))
+    assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "finished", b"")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_process_that_does_not_exit_after_its_search_is_killed_with_its_reported
     experiment, threads, named
 ):
     experiment.attach()
-    experiment.say(r.encode(r.SearchEnded("is over.")))
+    experiment.say(r.encode(r.SearchEnded("finished.")))
     experiment.say(r.encode(r.ExperimentExiting(0, threads)))
     deadline = time.monotonic() + 10
     while experiment.connection.process_exit is None and time.monotonic() < deadline:
@@ -245,7 +245,7 @@ def test_process_that_does_not_exit_after_its_search_is_killed_with_its_reported
     assert experiment.connection.process_exit == (
         ExperimentOutcome.FINISHED,
         0,
-        f"is over; {late}",
+        f"finished; {late}",
         b"",
     )
 

@@ -40,7 +40,7 @@ class Search:
             resources_used={},
             notes=[],
             store="",
-            outcome="is over",
+            outcome="finished",
         )
         search: Any = SimpleNamespace(loop=loop, is_killed=False)
         view: Any = self.view
@@ -75,7 +75,7 @@ def test_answer_that_cannot_be_sent_is_rejected(search, note):
     assert not answered.rejection.is_wrong_use
     assert r.encode(answered)
     assert search.status_reporter.search_ended() == r.SearchEnded(
-        "is over", is_interrupted=False, detail=b""
+        "finished", is_interrupted=False, detail=b""
     )
 
 

@@ -153,10 +153,10 @@ def test_request_to_a_process_that_ends_meanwhile_is_answered_with_its_last_repo
     row = ExperimentRow(
         name="x", id="1", owner="alice", priority=0, state=State.RUNNING, submitted=0.0
     )
-    last = ExperimentDetail(experiment=row, metric="loss", notes=("is over",))
+    last = ExperimentDetail(experiment=row, metric="loss", notes=("finished",))
     (entry,) = farm.queue.in_state(State.RUNNING)
     process.say(r.ExperimentAttached(redis_keys.events(entry.id)))
-    process.say(r.SearchEnded("is over", detail=msgspec.msgpack.encode(last)))
+    process.say(r.SearchEnded("finished", detail=msgspec.msgpack.encode(last)))
     process.code = 0
     farm.experiments.turn()
     assert asked.outcome == last
@@ -181,17 +181,17 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
 
 
 @pytest.mark.parametrize(
-    "is_over", [False, True], ids=["its search continues", "its trials are done"]
+    "has_ended", [False, True], ids=["its search continues", "its trials are done"]
 )
-def test_silent_process_is_ended(tmp_path, monkeypatch, is_over):
+def test_silent_process_is_ended(tmp_path, monkeypatch, has_ended):
     monkeypatch.setattr(experiments_module, "POLL_INTERVAL_S", 0.0)
     farm = Farm(tmp_path, timeout_s=0.05)
     farm.queue.add("hangs", owner="alice", code=CODE)
     farm.experiments.turn()
     (process,) = farm.processes
     process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("hangs").id)))
-    if is_over:
-        process.say(r.SearchEnded("is over"))
+    if has_ended:
+        process.say(r.SearchEnded("finished"))
     for connection in farm.experiments.connections():
         connection.on_readable()
     for _ in range(3):
@@ -199,10 +199,10 @@ def test_silent_process_is_ended(tmp_path, monkeypatch, is_over):
         farm.experiments.beat(0.0)
     farm.experiments.turn()
     code, trouble = process.code, farm.experiments.trouble("hangs")
-    assert farm.experiments.troubles() == ({} if is_over else {"hangs": "silent"})
+    assert farm.experiments.troubles() == ({} if has_ended else {"hangs": "silent"})
     farm.end()
-    assert (code == -signal.SIGABRT) is not is_over
-    assert ("has not answered for" in trouble) is not is_over
+    assert (code == -signal.SIGABRT) is not has_ended
+    assert ("has not answered for" in trouble) is not has_ended
 
 
 def test_silent_process_is_killed_a_grace_after_its_search_is_stopped(tmp_path, monkeypatch):

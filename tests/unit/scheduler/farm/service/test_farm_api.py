@@ -18,7 +18,7 @@ ANN = RequestCaller("ann", "0" * 32)
 
 
 class SomeNodes(FakeNodeControl):
-    """Nodes with these names, attempts, states and ages."""
+    """Nodes with these names, instances, states and ages."""
 
     def __init__(self, *rows):
         super().__init__()

@@ -92,7 +92,7 @@ def test_node_silent_a_moment_later_counts_as_silent_at_once():
         if leases.look(100.0 + passed, values)[1]:
             lost_after = min(lost_after, passed)
 
-    assert lost_after == float("inf"), "it is the network"
+    assert lost_after == float("inf"), "the network has failed"
 
 
 def test_one_of_two_nodes_or_a_single_node_is_no_network_failure():
@@ -121,6 +121,8 @@ def test_nodes_that_are_away_are_watched_and_are_no_network_failure():
 
     renewed, lost = leases.look(130.0, {"a": b"7:0:0", "d": b"9:0:0"})
     assert (renewed, lost) == (["a", "d"], [])
-    assert leases.look(131.0, {"a": b"8:0:0"})[0] == ["a"], "whoever asks says whether it is back"
+    assert leases.look(131.0, {"a": b"8:0:0"})[0] == ["a"], (
+        "the caller decides whether the node is back"
+    )
     leases.watch("a", b"8:0:0")
     assert silence(leases, 132.0, 20, "a", awake="d") < float("inf")

@@ -103,7 +103,7 @@ def test_s03_batch_of_a_node_unknown_to_experiments_begins_with_its_first_event(
     assert mine(registry).read_events == []
     assert not registry.nodes["inc1"].is_joined
     assert rejected(registry) == {("events", "repeated"): 1}
-    assert not registry.gaps, "nobody has heard it"
+    assert not registry.gaps, "no experiment has heard it"
 
 
 def test_first_events_of_a_living_node_are_requested_again():
@@ -322,7 +322,7 @@ def test_silence_of_a_node_counts_from_its_last_sign_of_life():
     assert registry.silence_s("inc1") == pytest.approx(8.0, abs=1.0)
     registry.read_leases(9.0, [b"2:0:0"])
     assert registry.silence_s("inc1") == 0.0
-    assert registry.silence_s("nobody") == 0.0
+    assert registry.silence_s("unknown") == 0.0
 
 
 def test_registration_that_is_no_utf8_is_ignored_with_a_note():

@@ -30,7 +30,7 @@ def silent(registry: NodeRegistry, *leases: bytes | None, start: float = 1.0) ->
     while not any(isinstance(read_event, m.NodeLost) for read_event in mine(registry).read_events):
         registry.read_leases(now, list(leases))
         now += 1.0
-        assert now < start + 60.0, "nobody is lost"
+        assert now < start + 60.0, "no node is lost"
     return now
 
 
@@ -53,9 +53,9 @@ def test_silent_node_is_lost_and_neither_fenced_nor_forgotten():
     silent_again = [registry.read_leases(60.0 + n, [b"1:0:0"]) for n in range(9)]
 
     assert silent_again
-    assert mine(registry).read_events == [LOST], "said once"
+    assert mine(registry).read_events == [LOST], "reported once"
     assert registry.commands == [("DEL", redis_keys.queue("inc1"))], (
-        "old orders would start what is gone"
+        "old orders would restart ended trials"
     )
     assert not registry.nodes["inc1"].takes_orders
 
@@ -172,7 +172,7 @@ def test_node_of_an_earlier_scheduler_continues_and_gets_orders_of_the_new_term(
     registry.expect(mine(registry), JOINED, 3)
     settle(registry)
     assert registry.read_batch(mine(registry), b"1-1", batch(FINISHED, first=3)) == ("inc1", 3)
-    assert not registry.nodes["inc1"].takes_orders, "what is journalled shows no life"
+    assert not registry.nodes["inc1"].takes_orders, "journalled events show no life"
     registry.read_registration(b"1-0", m.encode(REGISTRATION))
     if sign_of_life == "lease":
         registry.read_leases(0.0, [b"9:4:17"])
@@ -218,7 +218,7 @@ def test_node_of_an_earlier_scheduler_is_told_up_to_which_event_that_one_journal
     registry.expect(mine(registry), JOINED, 3)
     registry.start_anew()
     released = ("HSET", redis_keys.reply("inc1"), redis_keys.acknowledged_up_to(KEY), "3")
-    assert released not in registry.commands, "whoever keeps the journal says when"
+    assert released not in registry.commands, "the owner of the journal releases them"
 
     registry.acknowledged_up_to(mine(registry), {"inc1": 3})
     registry.acknowledged_up_to(mine(registry), {"inc1": 3})

@@ -128,7 +128,7 @@ def test_events_announce_an_expected_node_to_all_first():
 )
 def test_entries_are_trimmed_up_to_any_that_was_journalled(newest, behind):
     channel = ExperimentChannel(ONE)
-    channel.was_read(newest, "nobody", 1)
+    channel.was_read(newest, "unknown", 1)
     assert channel.trim() == ("XTRIM", ONE, "MINID", behind)
 
 
@@ -157,7 +157,7 @@ def test_returned_node_gets_orders_of_each_experiment_that_has_stated_them(regis
     registry.read_leases(60.0, [b"2:1:1"])
     for channel in registry.channels.values():
         assert channel.take() == [replace(LOST, is_shared=True), m.NodeReturned("inc1")]
-    assert not registry.nodes["inc1"].takes_orders, "nobody has said anything"
+    assert not registry.nodes["inc1"].takes_orders, "no experiment has stated its orders"
 
     again(registry, TWO)
     assert registry.nodes["inc1"].takes_orders
@@ -179,7 +179,7 @@ def test_experiment_that_has_not_handled_a_returned_node_has_stated_no_orders(re
     assert listed(registry) == (["two"], [ONE]), "it has handled the loss, not the return"
 
     one.settle(before + 2)
-    assert listed(registry) == (["two"], []), "nothing is what it wants"
+    assert listed(registry) == (["two"], []), "it wants no trials"
 
 
 def test_experiment_that_joins_while_a_node_is_away_is_told_that_it_joins(registry):
@@ -190,7 +190,7 @@ def test_experiment_that_joins_while_a_node_is_away_is_told_that_it_joins(regist
     registry.read_leases(60.0, [b"2:1:1"])
 
     assert late.take() == [JOINED]
-    assert listed(registry) == ([], [ONE, TWO]), "it wants nothing, the others may"
+    assert listed(registry) == ([], [ONE, TWO]), "it wants no trials, the others may"
 
 
 def test_ended_experiment_leaves_trials_of_others_on_nodes(registry):
@@ -207,7 +207,7 @@ def test_ended_experiment_leaves_trials_of_others_on_nodes(registry):
     )
     assert replies == [told]
     (order,) = desired_state(registry).next_assignment().orders
-    assert (order.trial, order.start) == ("two", None), "it hosts that already"
+    assert (order.trial, order.start) == ("two", None), "the node runs that already"
 
 
 def test_ended_experiment_that_never_used_a_node_sends_it_nothing(registry):
@@ -229,7 +229,7 @@ def test_trials_of_an_absent_experiment_are_left_alone_on_all_nodes(registry):
     one = registry.channels[ONE] = ExperimentChannel(ONE)
     registry.expect(one, JOINED, 7)
     registry.announce(one)
-    assert [read_event.instance_id for read_event in one.take()] == ["inc2"], "the other it knows"
+    assert [read_event.instance_id for read_event in one.take()] == ["inc2"], "it knows the other"
     again(registry, ONE)
     assert listed(registry) == (["one", "two"], [])
     assert registry.nodes["inc2"].desired_state.next_assignment().untouched == ()
@@ -250,7 +250,7 @@ def test_scheduler_that_begins_with_absent_experiments_leaves_their_trials_alone
     registry = NodeRegistry(5, [ONE, TWO])
     register(registry)
     registry.read_leases(0.0, [b"9:4:17"])
-    assert not registry.nodes["inc1"].takes_orders, "there is nobody to say anything"
+    assert not registry.nodes["inc1"].takes_orders, "no experiment is left to state orders"
 
     two = registry.channels[TWO] = ExperimentChannel(TWO)
     registry.expect(two, JOINED, 3)
@@ -259,7 +259,7 @@ def test_scheduler_that_begins_with_absent_experiments_leaves_their_trials_alone
     assert (assignment.term, assignment.untouched) == (5, (ONE,))
     registry.channels[ONE] = ExperimentChannel(ONE)
     registry.over(registry.channels[ONE])
-    assert listed(registry) == (["two"], []), "it was over already"
+    assert listed(registry) == (["two"], []), "it had ended already"
 
 
 @pytest.mark.parametrize("takes_it_for", ["alive", "away"])
