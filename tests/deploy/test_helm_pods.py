@@ -141,7 +141,7 @@ def test_all_started_pods_become_ready(farm: Farm) -> None:
         assert pod.probe("liveness")
 
 
-def test_search_from_a_workstation_finishes(farm: Farm) -> None:
+def test_search_submitted_from_a_pod_finishes(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "four")
     shown = farm.api.execute("tunemq-entrypoint", "show", "four")
     assert shown.count("TERMINATED") == 4

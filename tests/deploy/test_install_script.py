@@ -140,7 +140,7 @@ def test_folder_without_an_environment_file_is_named(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_root_reads_no_file_that_its_user_could_not_own():
+def test_root_runs_no_line_of_a_file_before_it_becomes_the_files_user():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

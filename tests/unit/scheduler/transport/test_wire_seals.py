@@ -72,7 +72,7 @@ def test_message_signed_by_one_side_is_read_by_the_other(both):
     assert scheduler.rejected.counts() == node.rejected.counts() == ()
 
 
-def test_only_fields_set_in_a_reply_are_signed(both):
+def test_only_hset_commands_on_replies_are_signed(both):
     scheduler, _ = both
     others = [
         ("EXPIRE", redis_keys.reply("inc1"), "60"),

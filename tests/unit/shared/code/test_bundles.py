@@ -87,7 +87,7 @@ def test_same_files_make_the_same_bundle_in_any_place(blobs, project, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["fifo", "nothing", "folder"])
-def test_missing_bundle_file_stays_missing(blobs, project, tmp_path, kind):
+def test_bundle_that_is_no_file_is_corrupt(blobs, project, tmp_path, kind):
     ref = bundle(project, blobs)
     Path(ref.path).unlink()
     make = {"fifo": os.mkfifo, "folder": os.mkdir}.get(kind)
@@ -97,7 +97,7 @@ def test_missing_bundle_file_stays_missing(blobs, project, tmp_path, kind):
         unpacked(ref, tmp_path / "code")
 
 
-def test_bundle_in_a_store_that_is_not_mounted_may_arrive_later(blobs, project, tmp_path):
+def test_bundle_in_a_store_that_is_not_mounted_is_not_corrupt(blobs, project, tmp_path):
     ref = bundle(project, blobs)
     Path(ref.path).parent.rename(tmp_path / "away")
     with pytest.raises(StoreError) as error:

@@ -295,7 +295,7 @@ def test_command_imports_no_slow_module(path):
 # --- the environment ------------------------------------------------------------------------------
 
 
-def test_path_is_removed_from_the_environment(path, monkeypatch):
+def test_health_variables_are_removed_from_the_environment(path, monkeypatch):
     given = {
         "TUNEMQ_HEALTH": str(path),
         "NOTIFY_SOCKET": "@nobody-listens-there",

@@ -58,7 +58,7 @@ def test_keys_of_a_searchs_journals_are_those_that_the_page_describes(path):
     assert (key.id.hex(), key.secret) == ("00000000000000d1", secret)
 
 
-def test_user_without_keys_has_no_name(path):
+def test_user_without_keys_cannot_sign(path):
     path.write_text(WHOLE)
     with pytest.raises(InvalidSignature, match="'eve'") as found:
         read_key_file(path).submitter_signer("eve")

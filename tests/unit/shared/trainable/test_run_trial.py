@@ -196,7 +196,7 @@ def test_any_other_exception_is_a_failure_that_names_it(world, error, line):
     ("error", "kind"),
     [(MemoryError(), "memory"), (RuntimeError("CUDA out of memory. Tried"), "cuda_memory")],
 )
-def test_memory_error_is_a_failure_of_kind_memory(world, error, kind):
+def test_memory_error_is_a_failure_of_a_separate_kind(world, error, kind):
     def train(config):
         raise error
 

@@ -257,7 +257,7 @@ def test_result_before_the_start_of_its_trial_is_rejected():
         (result(), "'kind'"),
     ],
 )
-def test_impossible_end_of_a_trial_ends_it_in_another_way(process, ending, said):
+def test_impossible_end_of_a_trial_is_rejected(process, ending, said):
     process.end(ending)
     assert said in process.rejected()
 

@@ -199,7 +199,7 @@ def test_events_in_flight_are_not_forgotten(stream_state):
     assert stream_state.forgotten() == ["a"]
 
 
-def test_all_outboxes_are_settled_when_the_rest_has_no_destination(stream_state):
+def test_outboxes_are_settled_when_the_remaining_events_have_no_stream(stream_state):
     stream_state.add("a")
     stream_state.add("b")
     assert not stream_state.outboxes.is_settled

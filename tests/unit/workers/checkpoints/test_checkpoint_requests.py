@@ -173,7 +173,7 @@ def test_uploads_that_are_given_up_free_their_space_for_other_trials(tmp_path):
     assert other.ask()
 
 
-def test_dead_process_is_reported_once_to_owners_of_partial_uploads(world):
+def test_dead_transfer_process_is_reported_once_to_searches_with_partial_uploads(world):
     world.process("a").save()
     other = world.process("b", key="tunemq:events:other")
     world.finish(other.save())

@@ -211,7 +211,7 @@ def test_container_decides_by_memory_alone(gpus):
     assert gpus.is_clear("A")
 
 
-def test_processes_of_dead_ones_are_searched_for_while_others_share_a_device(gpus):
+def test_leftovers_of_a_dead_process_are_found_while_others_share_a_device(gpus):
     stays, goes = gpus.process(10, "A"), gpus.process(20, "A")
     gpus.parents |= {11: 10, 21: 20}
     gpus.held["A"] |= {10: GIB, 11: GIB, 20: GIB, 21: GIB}
@@ -294,7 +294,7 @@ def test_device_largely_held_by_others_is_withheld_until_they_hold_less(gpus):
         assert bool(gpus.availability.obstacle(["A"])) is is_withheld, held
 
 
-def test_earlier_user_of_a_device_is_known_in_a_container(gpus):
+def test_process_that_held_a_device_before_is_known_in_a_container(gpus):
     gpus = Gpus("A")
     gpus.held["A"][90_007] = GIB
     gpus.snapshot()

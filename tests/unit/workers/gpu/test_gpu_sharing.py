@@ -68,7 +68,7 @@ def test_device_belongs_to_one_node_until_it_gives_it_back(locks, other):
     assert other.user("A") == f"used by process {os.getpid()} (me)"
 
 
-def test_worker_is_told_which_search_uses_the_device_to_offer(tmp_path, other):
+def test_worker_is_told_which_process_uses_the_device_to_offer(tmp_path, other):
     other.take("B")
     with pytest.raises(
         ConfigError, match=r"GPU B cannot be offered: used by process \d+ \(other\)"

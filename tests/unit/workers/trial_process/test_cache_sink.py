@@ -211,7 +211,7 @@ def test_copy_of_a_checkpoint_committed_meanwhile_is_verified_by_the_nodes_hash(
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
-def test_checkpoint_missing_in_the_store_is_not_requested_again(sink, node, is_corrupt):
+def test_checkpoint_that_the_store_cannot_deliver_is_not_requested_again(sink, node, is_corrupt):
     node.fetched = FetchAnswer("", "there is no manifest", is_corrupt=is_corrupt)
 
     with pytest.raises(StoreError, match="no manifest") as caught:

@@ -263,9 +263,7 @@ def test_child_of_a_trial_cannot_make_requests_and_reads_why(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "sent"), [("before", []), ("after", [frames.WRITTEN])])
-def test_failpoints_around_the_report_of_a_checkpoint_end_the_process(
-    pair, monkeypatch, name, sent
-):
+def test_failpoints_around_the_report_of_a_checkpoint_raise(pair, monkeypatch, name, sent):
     channel, node = pair
     monkeypatch.setenv(failpoints.VARIABLE, f"written.{name}_send=error")
     monkeypatch.setattr(failpoints, "_armed", None)

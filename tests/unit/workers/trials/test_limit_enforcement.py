@@ -99,7 +99,7 @@ def count(orders):
 
 
 @pytest.mark.parametrize(("field", "kind"), [("step_s", "time_limit"), ("stall_s", "stalled")])
-def test_process_that_does_not_report_exceeds_its_limit_not_too_early(world, field, kind):
+def test_process_that_does_not_report_exceeds_its_limit_and_never_early(world, field, kind):
     world.process(**{field: 1.0})
     world.run(1.0)
     assert not world.dumped
@@ -112,7 +112,7 @@ def test_process_that_does_not_report_exceeds_its_limit_not_too_early(world, fie
     assert world.dumped == ["h1"]
 
 
-def test_process_that_reports_in_time_has_no_other_limit(world):
+def test_process_that_reports_in_time_exceeds_no_limit(world):
     process = world.process(step_s=1.0, stall_s=1.0)
     for _ in range(20):
         world.run(0.9)

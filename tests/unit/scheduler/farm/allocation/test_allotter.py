@@ -54,7 +54,7 @@ def test_experiment_is_offered_requested_resources_on_requested_nodes() -> None:
     assert allocator.offers() == []
 
 
-def test_node_that_no_request_fits_is_not_offered() -> None:
+def test_node_excluded_by_all_requests_is_not_offered() -> None:
     allocator = an_allocator(("one", 4), ("two", 1))
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(3, None, "one", "one"))
@@ -65,7 +65,7 @@ def test_node_that_no_request_fits_is_not_offered() -> None:
     assert (name, offer.instance_id) == ("f", "one")
 
 
-def test_slot_on_a_node_that_no_request_fits_is_not_preempted() -> None:
+def test_slot_on_a_node_that_the_request_excludes_is_not_preempted() -> None:
     allocator = an_allocator(("one", 1), ("two", 1))
     for name, priority in (("low", 0), ("high", 1)):
         allocator.experiment_added(name, "ada", priority=priority)

@@ -95,7 +95,7 @@ def test_folder_that_cannot_be_created_is_reported(forkservers, tmp_path, monkey
     assert theirs.fileno() == -1
 
 
-def test_experiment_without_a_process_is_to_be_restarted(tmp_path):
+def test_experiment_whose_fork_failed_is_to_be_restarted(tmp_path):
     server = FakeForkserver()
     process = start(server, tmp_path)
     assert process.returncode() is None

@@ -95,7 +95,7 @@ def test_s03_events_of_an_unknown_node_before_its_first_lease_are_requested_agai
     assert events_of(mine(registry).read_events) == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
 
 
-def test_s03_batch_of_a_node_unknown_to_experiments_begins_with_its_first_event():
+def test_s03_first_batch_of_an_unknown_node_must_begin_with_its_first_event():
     registry = registry_of()
     register(registry)
 
@@ -281,7 +281,7 @@ def test_node_without_orders_is_told_so_when_redis_is_back():
     assert ("HSET", redis_keys.reply("inc1"), "v", "1:1") in registry.commands
 
 
-def test_node_without_experiments_keeps_nothing():
+def test_node_of_an_ended_experiment_is_told_to_keep_no_events():
     registry = joined_registry()
     registry.acknowledged_up_to(mine(registry), {"inc1": 5})
     registry.over(mine(registry))

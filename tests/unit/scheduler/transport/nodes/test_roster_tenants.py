@@ -283,7 +283,7 @@ def test_experiment_that_knows_a_node_is_told_its_changes_meanwhile(registry, ta
     assert one.take() == (dead if it_is == "dead" else told.get((takes_it_for, it_is), []))
 
 
-def test_experiment_that_takes_a_silent_node_for_lost_is_told_when_it_is():
+def test_experiment_that_took_an_unheard_node_for_lost_is_told_of_its_return():
     registry = NodeRegistry(2, [ONE, TWO])
     one, two = (registry.channels.setdefault(key, ExperimentChannel(key)) for key in (ONE, TWO))
     registry.expect(one, JOINED, 3)
