@@ -22,7 +22,7 @@ from tunemq_workers.runtime.reactor import Reactor
 ENVIRONMENT = Environment(sys.executable, (), {"PATH": os.environ.get("PATH", "")}, ())
 
 
-class Nobody:
+class UncalledListener:
     """A listener that must not be called."""
 
     def __getattr__(self, name: str) -> object:
@@ -88,7 +88,7 @@ def test_process_that_cannot_be_requested_leaves_nothing(pool, tmp_path, left):
     (first,) = pool._servers
     before = open_descriptors()
     with descriptors_left(left), pytest.raises(OSError, match="Too many open files"):
-        pool.start("h1", order(tmp_path), Nobody())
+        pool.start("h1", order(tmp_path), UncalledListener())
     assert open_descriptors() <= before  # another test's garbage may be collected meanwhile
     # It has no trial process, so it gives way to a forkserver that is needed.
     pool.prewarm(Environment(sys.executable, (), {**ENVIRONMENT.variables, "OTHER": "1"}, ()))
