@@ -256,7 +256,7 @@ def test_restarted_experiment_is_told_its_offers_again() -> None:
     assert (after.n, after.resources) == (before.n + 1, before.resources)
 
 
-def test_restarted_allotter_offers_nothing_before_all_experiments_report() -> None:
+def test_restarted_allocator_offers_nothing_before_all_experiments_report() -> None:
     allocator = an_allocator(("one", 2))
     for order, name in enumerate(("old", "gone", "new")):
         allocator.experiment_added(name, "ada", order=order)
