@@ -69,6 +69,6 @@ def test_pack_config_with_a_larger_integer_names_place_and_limit(number: int) ->
         pack_config({"seeds": [1, number]})
 
 
-def test_search_space_with_too_large_an_integer_is_refused() -> None:
+def test_search_space_with_too_large_an_integer_is_rejected() -> None:
     with pytest.raises(SearchSpaceError, match=r"\['seed'\] is an integer of 1,024 bits"):
         read_space({"seed": 2**1023})

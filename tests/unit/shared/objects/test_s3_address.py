@@ -273,7 +273,7 @@ def test_profile_of_an_address_is_part_of_it_everywhere():
 @pytest.mark.parametrize(
     "profile", ["", "default", "DEFAULT", "a b", "../x", "a]", "a\n", "x" * 65]
 )
-def test_profile_that_is_no_safe_name_is_refused(profile):
+def test_profile_that_is_no_safe_name_is_rejected(profile):
     with pytest.raises(ConfigError, match=r"profile=.* must be the name of a profile"):
         canonical_address(f"s3://bucket/a?{urlencode({'profile': profile})}", {})
 

@@ -241,7 +241,7 @@ def test_silent_client_is_disconnected_soon(server, monkeypatch):
         ({"Host": "localhost"}, 200),
     ],
 )
-def test_metrics_server_asked_by_a_foreign_name_or_a_page_refuses(headers, status):
+def test_metrics_server_rejects_requests_for_a_foreign_name_or_from_a_page(headers, status):
     server = MetricsServer("127.0.0.1:0", ["scheduler"])
     port = int(server.address.rpartition(":")[2].partition("/")[0])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

@@ -95,7 +95,7 @@ def test_check_scheduler_reports_with_a_withheld_gpu_warns():
     assert "GPU GPU-1 of node w1: Xid 79" in finding.what
 
 
-def test_check_scheduler_reports_with_refused_messages_notes_dishonest_ones():
+def test_check_scheduler_reports_with_rejected_messages_notes_dishonest_ones():
     rejected = (
         RejectionRow(kind="events", reason="repeated", times=5),
         RejectionRow(node="w1", kind="command", reason="altered", times=2),
