@@ -319,7 +319,7 @@ def test_unknown_name_is_named_with_similar_names(farm):
         said = _rejected(farm, "nodes", change, "tow", code=USE)
         assert "there is no node 'tow'" in said
         assert "two" in said
-    assert "which node" in _rejected(farm, "nodes", "drain", code=USE)
+    assert "name the node" in _rejected(farm, "nodes", "drain", code=USE)
 
 
 def test_request_in_the_wrong_state_is_refused_with_the_reason(farm):

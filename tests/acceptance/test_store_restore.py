@@ -100,7 +100,7 @@ def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "results"))
     assert searched(tmp_path, minio.address(bucket, "searches")).num_errors == 2
     place = minio.address(bucket, "searches/search")
-    shutil.rmtree(tmp_path / "results" / "search")
+    (tmp_path / "results" / "search").rename(tmp_path / "elsewhere")
     (tmp_path / "results" / "search").mkdir()
 
     first = tune.Tuner.restore(place, train, resume_errored=True).fit()
@@ -111,4 +111,4 @@ def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(
     assert second.experiment_path == first.experiment_path
     assert second.num_errors == 0
     (tmp_path / "results" / "search").rmdir()
-    Path(second.experiment_path).rename(tmp_path / "results" / "search")  # looked at afterwards
+    (tmp_path / "elsewhere").rename(tmp_path / "results" / "search")  # checked afterwards

@@ -14,7 +14,8 @@ from tests.fuzz.on_the_wire import of_processes, of_redis
 EXCUSED: Final = {
     # They read data that they have just written.
     "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",
-    "tunemq_scheduler.output.loggers.json_logger:_write_params": "its own JSON",
+    "tunemq_scheduler.output.loggers.json_logger:write_params": "its own JSON",
+    "tunemq.testing.comparable_state:comparable": "the state of its own runner",
     "tunemq_scheduler.search.optuna.optuna_trials:dump_trial": "its own JSON",
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
     "tunemq_scheduler.transport.desired_state_orders:DesiredStateExecutor._trial_spec": "its own",

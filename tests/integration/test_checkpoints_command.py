@@ -12,11 +12,13 @@ from tests.support.commands import Run, run_tunemq
 from tests.support.journal_records import read_records
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.checkpoints.open_store import join, open_objects
 from tunemq_shared.protocol.messages import CheckpointCommitted
+from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = pytest.mark.integration
 
@@ -102,11 +104,12 @@ def test_old_journal_copy_removes_no_checkpoint_unknown_to_it(minio, bucket, tun
     # As if the journal had been copied when one of the three was committed, and never again.
     entries = list(read_records(whole))
     commits = [n for n, one in enumerate(entries) if isinstance(one.event, CheckpointCommitted)]
-    with Journal.create(tmp_path / "older", read_header(whole)) as older:
+    with (
+        Journal.create(tmp_path / "older", read_header(whole)) as older,
+        open_objects(experiment) as objects,
+    ):
         older.append(entries[: commits[0] + 1])
-    with open_objects(experiment) as objects:
-        for path in (tmp_path / "older").glob("*.turns"):
-            objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
+        assert JournalCopy(older, objects, journal_signer()).close()
     listed = tunemq("checkpoints", "list", experiment).stdout
     assert keys_of(listed) == [first]
     assert "The store has 2 more" in listed

@@ -198,7 +198,7 @@ def test_requests_pause_resume_stop_and_remove_an_experiment(api, client):
 
     assert api.queue.all() == []
     assert [told[0] for told in api.experiments.told] == [
-        *("pause", "resume", "stop_trial", "stop", "remove_files", "forget"),
+        *("pause", "resume", "stop_trial", "stop", "stop_again", "remove_files", "forget"),
     ]
     assert api.experiments.told[3] == ("stop", "exp", "stopped by ann")
 

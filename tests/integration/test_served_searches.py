@@ -66,7 +66,7 @@ def test_search_keeps_checkpoints_in_a_served_folder_and_continues_from_them(ser
     folder = served.data / place / "mine"
     assert len(list(folder.rglob("manifest.json"))) == 6
     assert (folder / result.trial_name / "result.json").is_file()
-    assert (folder / "journal" / "000001.turns").is_file()
+    assert (folder / "journal" / "000001" / "ready").is_file()
     verified = run_tunemq(tmp_path, "checkpoints", "verify", served.address(place, "mine"))
     assert "6 of 6 checkpoints are whole" in verified.stdout
 

@@ -26,6 +26,7 @@ from tests.unit.scheduler.transport.nodes.test_roster import REGISTRATION
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.request_signing import close_request
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.farm_api import RequestCaller
 from tunemq_scheduler.farm.service.request_server import RequestServer
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
@@ -69,9 +70,11 @@ class Handler:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.methods = {r.StopExperiment: self._stop}
 
-    def __getattr__(self, name: str) -> Callable[..., a.RequestDone]:
-        return lambda *_: (self.asked.append(name), a.RequestDone(text="done"))[1]
+    def _stop(self, _request: r.StopExperiment, _caller: RequestCaller) -> a.RequestDone:
+        self.asked.append("stop")
+        return a.RequestDone(text="done")
 
 
 class BothEnds:
