@@ -14,14 +14,16 @@ import contextlib
 import errno
 import fcntl
 import functools
+import math
 import os
 import platform
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_shared.system.folder_trees import remove_tree, statuses
 from tunemq_shared.system.plain_files import open_plain, open_regular
 
 STAGING: Final = ".staging"
@@ -30,6 +32,8 @@ _LOCK: Final = ".lock"
 #: How many names `new` tries.
 _CLAIMS: Final = 10
 _ABANDONED_S: Final = 24 * 3600.0
+#: How long `remove_leftovers` looks at files: trials can put many there, and other jobs wait.
+_LOOK_S: Final = 1.0
 
 
 class RemovedFiles(NamedTuple):
@@ -81,17 +85,21 @@ class StagingFolder:
         return self._folder / f"{_machine()}-{os.urandom(8).hex()}"
 
     def remove_leftovers(self) -> RemovedFiles:
-        """Remove the folders of crashed writers while others write; unremovable files stay."""
+        """Remove the folders of crashed writers while others write; unremovable files stay.
+
+        Within `_LOOK_S`, it counts what it removes and finds out which folders are abandoned.
+        """
         files = size = 0
+        until = time.monotonic() + _LOOK_S
         try:
             found = {name.removesuffix(_LOCK) for name in os.listdir(self._folder)}
         except OSError:  # there is no folder, or a trial put another file in its place
             return RemovedFiles(0, 0)
         for folder in (self._folder / name for name in found):
             lock = folder.with_name(folder.name + _LOCK)
-            with _free(lock, folder) as is_free:
+            with _free(lock, folder, until) as is_free:
                 if is_free:
-                    removed = measure(folder)
+                    removed = measure(folder, until)
                     files, size = files + removed.files, size + removed.size
                     remove_tree(folder)
                     remove_tree(lock)  # a trial may have made it a folder
@@ -100,21 +108,24 @@ class StagingFolder:
         return RemovedFiles(files, size)
 
 
-def measure(folder: Path) -> RemovedFiles:
+def measure(folder: Path, until: float = math.inf) -> RemovedFiles:
     """Count the files and bytes below a folder that other processes may be emptying."""
     files = size = 0
-    for path, _, names in walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(path, name)).st_size
+    with contextlib.suppress(TimeoutError):
+        for status in statuses(folder, until):
+            if not stat.S_ISDIR(status.st_mode):
+                size += status.st_size
                 files += 1
     return RemovedFiles(files, size)
 
 
 @contextlib.contextmanager
-def _free(lock: Path, folder: Path) -> Iterator[bool]:
+def _free(lock: Path, folder: Path, until: float) -> Iterator[bool]:
     """Whether no process uses the folder; holds its lock meanwhile."""
     is_ours = folder.name.startswith(f"{_machine()}-")
+    if not is_ours and time.monotonic() >= until:  # trials can put as many names here
+        yield False
+        return
     try:
         fd = open_plain(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -123,11 +134,11 @@ def _free(lock: Path, folder: Path) -> Iterator[bool]:
         yield False
         return
     if fd is None:
-        yield is_ours or _is_abandoned(folder)
+        yield is_ours or _is_abandoned(until, folder)
         return
     try:
         locked = _try_lock(fd) if is_ours else None
-        yield _is_abandoned(folder, lock) if locked is None else locked
+        yield _is_abandoned(until, folder, lock) if locked is None else locked
     finally:
         os.close(fd)
 
@@ -151,16 +162,13 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _is_abandoned(*paths: Path) -> bool:
-    newest = 0.0
-    for top in paths:
-        for path, _, names in walk(top):
-            for each in (path, *(os.path.join(path, name) for name in names)):
-                with contextlib.suppress(OSError):
-                    newest = max(newest, os.lstat(each).st_mtime)
-        with contextlib.suppress(OSError):
-            newest = max(newest, top.lstat().st_mtime)
-    return time.time() - newest > _ABANDONED_S
+def _is_abandoned(until: float, *paths: Path) -> bool:
+    """Whether nothing there is younger than a day; False if there is too much to look at."""
+    oldest = time.time() - _ABANDONED_S
+    try:
+        return all(one.st_mtime < oldest for path in paths for one in statuses(path, until))
+    except TimeoutError:
+        return False
 
 
 @functools.cache

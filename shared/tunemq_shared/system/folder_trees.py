@@ -6,7 +6,10 @@ problem, and paths end at 4,096 bytes; but `os.mkdir` and `os.chdir` have no suc
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -29,14 +32,54 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
         folders: list[str] = []
         others: list[str] = []
         try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    (folders if is_folder else others).append(entry.name)
+            for entry in _scan(path):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                (folders if is_folder else others).append(entry.name)
         except OSError:
             continue
         yield path, folders, others
         waiting.extend(os.path.join(path, name) for name in reversed(folders))
+
+
+def statuses(
+    top: str | os.PathLike[str], until: float = math.inf, most: float = math.inf
+) -> Iterator[os.stat_result]:
+    """Yield the status of a file or folder, and of all below it that can be read, as `walk` does.
+
+    A live trial could add files as fast as they are counted.
+
+    Raises:
+        TimeoutError: `time.monotonic` reached ``until``, or there are more than ``most``.
+    """
+    with suppress(OSError):
+        yield os.lstat(top)
+    waiting = [os.fspath(top)]
+    names = 0
+    while waiting:
+        path = waiting.pop()
+        try:
+            for entry in _scan(path):
+                names += 1
+                if names > most or time.monotonic() >= until:
+                    raise TimeoutError(errno.ETIMEDOUT, "it has too many files", os.fspath(top))
+                with suppress(OSError):
+                    yield entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(os.path.join(path, entry.name))
+        except TimeoutError:
+            raise
+        except OSError:
+            continue
+
+
+def _scan(path: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder, which must be no link."""
+    fd = os.open(path, _OPEN)
+    try:
+        with os.scandir(fd) as entries:
+            yield from entries
+    finally:
+        os.close(fd)
 
 
 def remove_tree(top: str | os.PathLike[str]) -> None:

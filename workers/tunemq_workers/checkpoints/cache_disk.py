@@ -12,9 +12,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
-from itertools import islice
+import stat
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,14 +23,16 @@ from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
-from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_shared.system.folder_trees import remove_tree, statuses
 from tunemq_shared.system.plain_files import open_to_read
 
 #: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
 
-#: Folders of a checkpoint whose sizes count.
-_MAX_FOLDERS: Final = 100_000
+#: How long the files of one checkpoint are counted: meanwhile the node's other disk jobs wait.
+_COUNT_S: Final = 0.5
+#: How many of them are counted: the node remembers the size of each.
+_MAX_NAMES: Final = 100_000
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
 
 _log = logging.getLogger(__name__)
@@ -103,27 +105,41 @@ def _remove_if_possible(root: str, key: str) -> None:
 
 
 def measure(root: str, key: str) -> Inodes:
-    """Return the bytes that a checkpoint takes, by inode; skip files that cannot be accessed."""
+    """Return the bytes that a checkpoint takes, by inode; skip files that cannot be accessed.
+
+    It ends early, with what it has found, at a checkpoint that takes too long.
+    """
     inodes: dict[tuple[int, int], int] = {}
-    # A live trial could add folders as fast as they are counted.
-    for path, _, names in islice(walk(os.path.join(root, key)), _MAX_FOLDERS):
-        for name in ("", *names):
-            try:
-                status = os.lstat(os.path.join(path, name))
-            except OSError:
-                continue
+    try:
+        for status in _statuses(root, key):
             inodes[status.st_dev, status.st_ino] = max(status.st_size, status.st_blocks * 512)
+    except TimeoutError:
+        _log.warning("cache.not_measured root=%s key=%s bytes=%d", root, key, sum(inodes.values()))
     return inodes
 
 
-def count_bytes(root: str, key: str) -> int:
-    """Return the size of a checkpoint's files together, of which some may be one file."""
+class CountedBytes(NamedTuple):
+    """The size of a checkpoint's files together, of which some may be one file."""
+
+    size: int
+    #: Whether all files are counted: a trial can make more than can be counted in time.
+    is_complete: bool
+
+
+def count_bytes(root: str, key: str) -> CountedBytes:
+    """Count the bytes of a checkpoint's files."""
     size = 0
-    for path, _, names in islice(walk(os.path.join(root, key, FILES)), _MAX_FOLDERS):
-        for name in names:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(path, name)).st_size
-    return size
+    try:
+        for status in _statuses(root, key, FILES):
+            if not stat.S_ISDIR(status.st_mode):
+                size += status.st_size
+    except TimeoutError:
+        return CountedBytes(size, False)
+    return CountedBytes(size, True)
+
+
+def _statuses(*path: str) -> Iterator[os.stat_result]:
+    return statuses(os.path.join(*path), time.monotonic() + _COUNT_S, _MAX_NAMES)
 
 
 def remove(root: str, key: str) -> None:

@@ -81,7 +81,8 @@ class CachedCheckpoint(msgspec.Struct, eq=False):
     is_lost: bool = False
     #: It is removed from the cache.
     is_gone: bool = False
-    inodes: Inodes = {}
+    #: None until it is measured.
+    inodes: Inodes | None = None
 
     @property
     def trial(self) -> tuple[str, str]:
@@ -116,6 +117,8 @@ class CheckpointCache:
         self._last: dict[CachedCheckpoint, None] = {}
         self._committed = defaultdict[tuple[str, str], list[CachedCheckpoint]](list)
         self._links = Counter[tuple[int, int]]()
+        #: The trials of which a copy is being measured.
+        self._measuring: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
         """Return the number of checkpoints in the cache."""
@@ -199,10 +202,19 @@ class CheckpointCache:
         is_newest = self._newest.get(cached.trial) is cached
         (self._last if is_newest else self._others)[cached] = None
         self._committed[cached.trial].append(cached)
-        if not cached.inodes:
+        self._drop_older(cached.trial, spare=cached)  # its user may come next
+        self._measure(cached.trial)
+
+    def _measure(self, trial: tuple[str, str]) -> None:
+        """Measure a trial's copies one after another: it may write them faster."""
+        if trial in self._measuring:
+            return
+        copies = self._committed.get(trial, ())
+        cached = next((one for one in copies if one.inodes is None), None)
+        if cached is not None:
+            self._measuring.add(trial)
             job = partial(cache_disk.measure, cached.root, cached.key)
             self._disk.run(job, partial(self._measured, cached))
-        self._drop_older(cached.trial, spare=cached)  # its user may come next
 
     def _drop_older(self, trial: tuple[str, str], spare: CachedCheckpoint | None = None) -> None:
         """Remove copies older than the trial's newest ones, unless they are in use."""
@@ -212,14 +224,15 @@ class CheckpointCache:
                 self.discard(cached)
 
     def _measured(self, cached: CachedCheckpoint, inodes: Inodes) -> None:
-        if cached.is_gone:
-            return
-        cached.inodes = inodes
-        for inode, size in inodes.items():
-            self._links[inode] += 1
-            if self._links[inode] == 1:
-                self.size += size
-        self._trim()
+        self._measuring.discard(cached.trial)
+        if not cached.is_gone:
+            cached.inodes = inodes
+            for inode, size in inodes.items():
+                self._links[inode] += 1
+                if self._links[inode] == 1:
+                    self.size += size
+            self._trim()
+        self._measure(cached.trial)
 
     def _trim(self) -> None:
         while self.size > self._limits.copies:
@@ -245,7 +258,7 @@ class CheckpointCache:
                 del self._committed[cached.trial]
         if self._newest.get(cached.trial) is cached:
             del self._newest[cached.trial]
-        for inode, size in cached.inodes.items():
+        for inode, size in (cached.inodes or {}).items():
             self._links[inode] -= 1
             if not self._links[inode]:
                 del self._links[inode]

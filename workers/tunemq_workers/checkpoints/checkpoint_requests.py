@@ -21,6 +21,7 @@ from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.messages import CheckpointWritten, NodeWarned, encode
 from tunemq_workers.broker.event_validation import read_written
 from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
+from tunemq_workers.checkpoints.cache_disk import CountedBytes
 from tunemq_workers.checkpoints.cache_folders import CacheFolders
 from tunemq_workers.checkpoints.checkpoint_cache import (
     CachedCheckpoint,
@@ -34,7 +35,7 @@ from tunemq_workers.checkpoints.upload_queues import UploadQueues
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.frames import ASK_SAVE, FETCH, FETCHED, SAVE_ANSWER
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
-from tunemq_workers.runtime.trial_process_state import Emit, TrialProcess
+from tunemq_workers.runtime.trial_process_state import Emit, TrialKey, TrialProcess
 from tunemq_workers.transfers.transfer_client import TransferClient
 
 #: A checkpoint's size may change by so much once it is written: people may set its metadata.
@@ -82,6 +83,8 @@ class CheckpointRequests:
         self.uploads.on_change = self._backpressure.look
         self._fetches = CheckpointFetches(transfers, self._cache, disk, emit, on_given=self._given)
         self._guests: dict[str, _TrialClient] = {}
+        #: Trials for which a count is queued, and the newest checkpoint that they wrote meanwhile.
+        self._counting: dict[TrialKey, tuple[_TrialClient, CheckpointWritten] | None] = {}
         self._is_closed = False
         #: The streams that were warned about the death of the transfers process.
         self._told_of_death: set[str] = set()
@@ -216,15 +219,30 @@ class CheckpointRequests:
             self._cache.release(before, name)
         self.uploads.add(process.start, said, cached)
         self._backpressure.written(name)
+        self._count(guest, said)
+
+    def _count(self, guest: _TrialClient, said: CheckpointWritten) -> None:
+        """Count a checkpoint's bytes after those of the trial's checkpoint that is being counted.
+
+        Of several that wait, only the newest is counted: a trial may write them faster.
+        """
+        if guest.trial in self._counting:
+            self._counting[guest.trial] = guest, said
+            return
+        self._counting[guest.trial] = None
         job = partial(cache_disk.count_bytes, guest.root, said.key)
         self._disk.run(job, partial(self._counted, guest, said))
 
-    def _counted(self, guest: _TrialClient, said: CheckpointWritten, size: int) -> None:
+    def _counted(self, guest: _TrialClient, said: CheckpointWritten, counted: CountedBytes) -> None:
         """Correct the size that a process named for its checkpoint; a false one fails the trial."""
+        newer = self._counting.pop(guest.trial)
+        if newer is not None and self._cache.find(newer[0].root, newer[1].key) is not None:
+            self._count(*newer)
+        size = counted.size if counted.is_complete else max(counted.size, said.size)
         if size == said.size:
             return
         self.uploads.correct(guest.trial, said.key, size)
-        is_false = abs(size - said.size) > _METADATA_BYTES
+        is_false = counted.is_complete and abs(size - said.size) > _METADATA_BYTES
         if is_false and self._guests.get(guest.process.name) is guest:
             reason = f"checkpoint {said.key} has {size} bytes, and its trial's process said"
             self.uploads.on_given_up(guest.trial, f"{reason} {said.size}.")

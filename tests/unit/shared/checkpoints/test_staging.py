@@ -187,6 +187,18 @@ def test_leftovers_with_held_locks_cost_no_time(staging: StagingFolder, tmp_path
     assert with_lease.exists()
 
 
+def test_foreign_folders_that_take_too_long_to_read_stay(
+    staging: StagingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    foreign = leave(staging, "othermachine-1234", age_s=2 * DAY_S)
+    leave(staging)
+    assert staging.remove_leftovers() == (0, 0)  # in this time it counts nothing
+    assert everything(tmp_path) == [foreign.name, f"{foreign.name}.lock"]
+    monkeypatch.undo()
+    assert staging.remove_leftovers() == (1, 5)
+
+
 def test_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: Path, **_: object) -> str:
         raise FileNotFoundError(errno.ENOENT, "No such file", str(self))

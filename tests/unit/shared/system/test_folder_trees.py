@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tunemq_shared.system import folder_trees
-from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_shared.system.folder_trees import remove_tree, statuses, walk
 
 DEPTH = 3_000
 
@@ -136,3 +137,31 @@ def test_walk_of_deep_folders_ends(tmp_path, make_deep):
     paths = [path for path, _, _ in walk(make_deep(tmp_path / "top"))]
     assert 1_000 < len(paths) < DEPTH
     remove_tree(tmp_path / "top")
+
+
+def test_walk_of_a_link_to_a_folder_yields_nothing(tmp_path):
+    (tmp_path / "other" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    assert list(walk(tmp_path / "link")) == []
+    assert [one.st_ino for one in statuses(tmp_path / "link")] == [
+        os.lstat(tmp_path / "link").st_ino
+    ]
+
+
+def test_statuses_are_those_of_all_files_and_folders(tmp_path):
+    (tmp_path / "top" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "top" / "a" / "file").write_text("12345")
+    (tmp_path / "top" / "link").symlink_to(tmp_path)
+    names = ("top", "top/a", "top/a/b", "top/a/file", "top/link")
+    expected = {os.lstat(tmp_path / name).st_ino for name in names}
+    assert {one.st_ino for one in statuses(tmp_path / "top")} == expected
+    assert list(statuses(tmp_path / "gone")) == []
+
+
+@pytest.mark.parametrize("bound", [{"until": 0.0}, {"most": 2}])
+def test_statuses_of_too_many_files_end_with_an_error(tmp_path, bound):
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(TimeoutError, match="too many files"):
+        list(statuses(tmp_path, **bound))
+    assert len(list(statuses(tmp_path, time.monotonic() + 60, 3))) == 4

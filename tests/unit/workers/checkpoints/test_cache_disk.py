@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.leases import leased
-from tunemq_shared.checkpoints.manifest import COMMITTED
+from tunemq_shared.checkpoints.manifest import COMMITTED, FILES
 from tunemq_workers.checkpoints import cache_disk
 
 
@@ -38,3 +40,31 @@ def test_take_over_of_a_cache_with_a_leased_manifest_removes_that_checkpoint(
     with leased(folder / COMMITTED):
         assert cache_disk.take_over(str(tmp_path)).checkpoints == []
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_COUNT_S", 0.0), ("_MAX_NAMES", 2)])
+def test_checkpoint_with_too_many_files_is_counted_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float
+) -> None:
+    files = tmp_path / "t" / "checkpoint_1-000001" / FILES
+    files.mkdir(parents=True)
+    for name in "abc":
+        (files / name).write_bytes(b"12345")
+    key = "t/checkpoint_1-000001"
+    assert cache_disk.count_bytes(str(tmp_path), key) == (15, True)
+    whole = cache_disk.measure(str(tmp_path), key)
+    assert len(whole) == 5  # with two folders
+    monkeypatch.setattr(cache_disk, limit, most)
+    size, is_complete = cache_disk.count_bytes(str(tmp_path), key)
+    assert size < 15
+    assert not is_complete
+    assert cache_disk.measure(str(tmp_path), key).items() < whole.items()
+
+
+def test_files_behind_a_link_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "huge").mkdir()
+    (tmp_path / "huge" / "file").write_bytes(b"x" * 10_000)
+    folder = tmp_path / "t" / "checkpoint_1-000001"
+    folder.mkdir(parents=True)
+    (folder / FILES).symlink_to(tmp_path / "huge")
+    assert cache_disk.count_bytes(str(tmp_path), "t/checkpoint_1-000001").size < 10_000

@@ -18,7 +18,8 @@ from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
 )
-from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
+from tunemq_workers.checkpoints.cache_disk import CountedBytes
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.trial_process_state import TrialKey
@@ -155,6 +156,65 @@ def test_size_of_a_checkpoint_whose_metadata_changed_is_corrected(tmp_path):
     process.write(said_size=7)
     assert world.given_up == []
     assert world.checkpoints.uploads.size == 10
+
+
+@pytest.mark.parametrize(("claim", "counts"), [(0, 7), (2**40, 2**40)])
+def test_checkpoint_that_cannot_be_counted_in_time_has_the_greater_size(
+    claim, counts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cache_disk, "count_bytes", lambda *_: CountedBytes(7, False))
+    world = World(tmp_path)
+    process = world.process()
+    process.ask()
+    process.write(said_size=claim)
+    assert world.given_up == []
+    assert world.checkpoints.uploads.size == counts
+
+
+def test_disk_counts_one_checkpoint_of_a_trial_at_a_time_then_the_newest(tmp_path, monkeypatch):
+    counted, measured = [], []
+    count_bytes, measure = cache_disk.count_bytes, cache_disk.measure
+
+    def count(root, key):
+        counted.append(key)
+        return count_bytes(root, key)
+
+    def noted_measure(root, key):
+        measured.append(key)
+        return measure(root, key)
+
+    monkeypatch.setattr(cache_disk, "count_bytes", count)
+    monkeypatch.setattr(cache_disk, "measure", noted_measure)
+    world = World(tmp_path)
+    process, other = world.process("a"), world.process("b")
+    process.ask()
+    keys = []
+    for _ in range(9):
+        keys.append(process.write(settle=False))
+        world.transfers.finish(keys[-1])
+        world.checkpoints.said(process.process, frames.ASK_SAVE, b"")
+    assert counted == measured == keys[:1]  # the disk is slow
+    world.disk.settle()
+    assert counted == [keys[0], keys[-1]]
+    assert set(measured) == {keys[0], *keys[-2:]}
+    other.ask()
+    assert other.write() in counted
+
+
+def test_checkpoint_that_is_removed_before_its_count_fails_no_trial(tmp_path):
+    world = World(tmp_path, uploads_bytes=9 * LARGE)
+    process = world.process()
+    process.ask()
+    first = process.write(b"x" * LARGE, settle=False)
+    world.checkpoints.said(process.process, frames.ASK_SAVE, b"")
+    second = process.write(b"y" * LARGE, settle=False)
+    world.transfers.finish(first)
+    world.transfers.finish(second)
+    other = FetchCheckpoint(CheckpointRef(second, "0" * 64, 2), False)  # it makes way for this one
+    world.checkpoints.said(process.process, frames.FETCH, checkpoint_messages.encode(other))
+    world.disk.settle()
+    assert second not in world.on_disk()
+    assert world.given_up == []
 
 
 def test_process_that_uses_no_permission_takes_no_space_after_its_upload(tmp_path):
