@@ -185,6 +185,7 @@ class NodeLoop:
         self._files.expected, supervisor.on_left = supervisor.expected, self._files.left
         availability.on_withheld, availability.on_warning = self._withhold, self._warn
         forkservers.on_warning = self._warn
+        disk.on_late = self._warn_all
         self._caps = OutputCaps(reactor, self._supervisor.folders)
         self._supervisor.on_cut_off = self._tidy_after
         self._commands = CommandQueue(instance_id, signing, self._supervisor.reject)
@@ -300,6 +301,10 @@ class NodeLoop:
 
     def _warn(self, events_key: str, text: str) -> None:
         self._outboxes.add(events_key, encode(NodeWarned(text)))
+
+    def _warn_all(self, text: str) -> None:
+        for events_key in {start.events_key for _, start in self._supervisor.running_trials()}:
+            self._warn(events_key, text)
 
     # --- commands -------------------------------------------------------------------------------
 
