@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
-from tunemq_scheduler.security.findings import FindingLevel
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.redis_probes import (
     AOF,
@@ -38,16 +38,20 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
         yield redis
 
 
+def findings(redis: SecuredRedis, user: str) -> list[Finding]:
+    """Return the findings with a user's rights, without the wrong passwords of other tests."""
+    return [one for one in probe(redis.url(user)) if one.check != LOGINS]
+
+
 def test_shipped_redis_users_have_no_problem(redis: SecuredRedis):
-    found = probe(redis.url("scheduler"))
-    found = [one for one in found if one.check != LOGINS]  # other tests use wrong passwords
+    found = findings(redis, "scheduler")
     assert {one.check for one in found} == _ALL
     assert {one.level for one in found} == {FindingLevel.OK}
 
 
 def test_probe_without_permission_is_reported_as_unknown(redis: SecuredRedis):
-    found = {one.check: one for one in probe(redis.url("worker"))}
-    assert found.keys() - {LOGINS} == _ALL
+    found = {one.check: one for one in findings(redis, "worker")}
+    assert found.keys() == _ALL
     unknown = {EVICTION: "INFO", AOF: "INFO", WRITES: "SETRANGE", REMOTE_CONTROL: "SMEMBERS"}
     assert {check for check, one in found.items() if one.level is not FindingLevel.OK} == {*unknown}
     for check, command in unknown.items():
@@ -58,7 +62,7 @@ def test_probe_without_permission_is_reported_as_unknown(redis: SecuredRedis):
 
 
 def test_user_with_redis_admin_rights_is_found(redis: SecuredRedis):
-    (finding,) = (one for one in probe(redis.url("admin")) if one.level is not FindingLevel.OK)
+    (finding,) = (one for one in findings(redis, "admin") if one.level is not FindingLevel.OK)
     assert (finding.check, finding.level) == (RIGHTS, FindingLevel.WARNING)
     assert "'admin' may administer" in finding.what
     assert "deploy/redis/users.acl" in finding.fix
