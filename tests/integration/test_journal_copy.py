@@ -502,6 +502,7 @@ def test_interrupted_fetch_of_a_search_can_be_repeated(
         for turn in TURNS:
             journal.append(turn)
         assert JournalCopy(journal, objects, SIGNER).close(within_s=60)
+    objects.put_bytes("tuner.pkl/forged", b"x")  # a worker's key may write it
     holder = LeaseHolder.this_process()
     record = RunRecord(holder=holder, term=3, run=1, is_warm=True, events_key="tunemq:events:x")
     monkeypatch.setattr(restore, "open_objects", lambda _address: objects)

@@ -339,10 +339,15 @@ def _is_of(folder: str, shown: str) -> bool:
 
 def _bring_files(objects: ObjectStore, folder: Path) -> None:
     """Copy the experiment's and its trials' own files, without checkpoints."""
-    for found in objects.list():
+    listed = list(objects.list())
+    names = {TUNER_FILE, *(found.key for found in listed)}
+    for found in listed:
         if not is_safe_name(found.key):
             raise StoreError(f"the store has an object of the name {found.key!r}.")
         parts = found.key.split("/")
+        if any("/".join(parts[:length]) in names for length in range(1, len(parts))):
+            _log.warning("%s is not restored: a part of its name is a file.", found.key)
+            continue
         # Folders that begin with a dot are not needed: code is uploaded again.
         if (
             parts[0] == FILE_NAME

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,8 @@ from tunemq_workers.trial_process.stack_dumps import have_stacks_written
 
 #: How long trial processes may take to die with their forkserver; the kernel kills them.
 _DEATH_S: Final = 1.0
+#: Seconds in which a killed process ends, unless another one traces it.
+_KILLED_S: Final = 1.0
 #: The most reports that one `read` returns, so that a forkserver that writes without end does not
 #: block the node.
 _REPORTS_AT_ONCE: Final = 64
@@ -269,11 +272,7 @@ class ForkserverClient:
     def close(self, within_s: float = 6.0) -> None:
         """Kill all trial processes and end the forkserver; wait at most ``within_s`` seconds."""
         self._forget()
-        try:
-            self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._end_within(within_s)
 
     def _send(self, command: messages.ForkserverCommand, fds: Iterable[int] = ()) -> None:
         if self._control.fileno() < 0:  # it is lost, and its trial processes with it
@@ -302,13 +301,8 @@ class ForkserverClient:
         processes = self._processes
         processes.kill_all(_DEATH_S)
         unended, names = processes.unended(), processes.names()
-        try:
-            code = self._process.wait(_DEATH_S)
-            end = f"ended with {code}"
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-            end = f"closed its socket and ended with {code}"
+        code = self._end_within(_DEATH_S)
+        end = f"ended with {code}"
         if how:
             end = how
         elif code == -signal.SIGKILL:
@@ -323,6 +317,19 @@ class ForkserverClient:
         return ForkserverLost(
             text, reports, unended=unended, processes=names, is_unusable=is_unusable
         )
+
+    def _end_within(self, seconds: float) -> int:
+        """Return its exit code; kill it after a time.
+
+        A trial may trace a forkserver that starts, as it runs as the same user: then the kernel
+        gives the node no exit code before the tracer ends.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_KILLED_S)
+        return -signal.SIGKILL
 
     def _why_it_waits(self) -> str:
         doing = f"the import of {module}" if (module := self._processes.preloading) else "the start"

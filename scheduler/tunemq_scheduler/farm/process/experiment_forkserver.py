@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from types import ModuleType
 from typing import Final, NamedTuple
@@ -49,6 +50,8 @@ _PRELOADED: Final = ("tunemq", "tunemq_scheduler.output.syncing.default_syncer")
 #: How many descriptors come with `START`.
 _DESCRIPTORS: Final = 4
 _LOOK_AGAIN_MS: Final = 500
+#: Seconds in which a dead child can be reaped, unless another process traces it.
+_REAPED_S: Final = 1.0
 #: A child writes this into its pipe when it has left the forkserver.
 _LEFT: Final = b"."
 #: A service manager may send these to all processes of the service. This process ignores them,
@@ -171,7 +174,12 @@ class ExperimentForkserver:
         except ConnectionResetError:  # closed before the fork report was read
             is_over = False
         if is_over:
-            _, status = os.waitpid(pid, 0)
+            deadline = time.monotonic() + _REAPED_S
+            while not (reaped := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if not reaped[0]:  # a process traces it, and gets its exit code first
+                self._killed.add(pid)
+            status = reaped[1] if reaped[0] else signal.SIGKILL
             _say(channel, ExperimentExited(os.waitstatus_to_exitcode(status)))
             self._let_go(channel)
         else:
