@@ -142,12 +142,18 @@ def test_f03_take_over_from_a_copy_with_a_gap_continues_from_before_it(
     farm.add_worker("one")
     search = {"trials": 2, "steps": 60, "save_every": 5, "has_gate": True}
     farm.submit(Search(name="search", failures=0, **search))
-    for steps in (10, 20, 30, 40):
-        farm.open_gate("search", steps)
-        farm.wait_for_steps("search", 2, steps)
-    lose_the_machine(farm)
     with minio.objects(bucket, "searches/search") as objects:
-        *_, lost, _ = (one.key for one in objects.list("journal/") if ".turns/" in one.key)
+
+        def pieces() -> list[str]:
+            return [one.key for one in objects.list("journal/") if ".turns/" in one.key]
+
+        for steps in (10, 20, 30, 40):
+            before = len(pieces())
+            farm.open_gate("search", steps)
+            farm.wait_for_steps("search", 2, steps)
+            eventually(lambda before=before: len(pieces()) > before)
+        lose_the_machine(farm)
+        *_, lost, _ = pieces()
         objects.delete([lost])
     checked = farm.run("journal", "check", f"{storage}/search")
     assert checked.returncode == 1
@@ -157,8 +163,8 @@ def test_f03_take_over_from_a_copy_with_a_gap_continues_from_before_it(
     farm.open_gate("search", 60)
     farm.wait_for("search", "FINISHED", within=150)
     farm.check_results("search")
-    said = (farm.results / "search" / "experiment.out").read_text()
-    assert "the copy of the journal lacks bytes" in said
+    said = farm.results / "search" / "experiment.out"
+    eventually(lambda: "the copy of the journal lacks bytes" in said.read_text())
 
 
 class MakesFolder:
@@ -330,7 +336,9 @@ def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio,
 
 
 @pytest.mark.soak
-def test_experiment_that_is_only_in_the_store_is_not_restarted(farm, storage):
+def test_experiment_that_is_only_in_the_store_is_not_restarted_and_stays(
+    farm, storage, minio, bucket
+):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")
     farm.submit(Search(name="search", trials=1, steps=3))
@@ -340,3 +348,8 @@ def test_experiment_that_is_only_in_the_store_is_not_restarted(farm, storage):
     submit_again(farm, "search")
     row = farm.wait_for("search", "FAILED")
     assert f"--take-over {storage}/search" in row.reason
+    refused = farm.run("rm", "--files", "--yes", "search")
+    assert refused.returncode == 1
+    assert "belongs to another experiment" in refused.stderr
+    with minio.objects(bucket, "searches/search") as objects:
+        assert [one for one in objects.list() if one.key.endswith("manifest.json")]

@@ -33,11 +33,12 @@ from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
 from tunemq_scheduler.storage.run_record import RunRecord, last_heard, write_record
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.code.code_by_value import trainable_name
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment
@@ -46,8 +47,6 @@ from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
 
-#: The most bytes of a trial's file that is copied back; these are logs and results.
-_MOST_BYTES: Final = 2**32
 _CHECKPOINT: Final = "checkpoint_"
 #: The folder, in an experiment's, to which its journal is fetched.
 _FETCHED: Final = ".fetched"
@@ -357,4 +356,8 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
             continue
         path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(objects.get_bytes(found.key, limit=_MOST_BYTES))
+        path.unlink(missing_ok=True)  # an earlier attempt was cut off
+        try:
+            objects.get_file(found.key, path, size=found.size, cancel=CancelToken())
+        except (NoSuchObject, ObjectSizeMismatch):  # a live run has replaced it
+            _log.warning("%s is not restored: it has changed meanwhile.", found.key)

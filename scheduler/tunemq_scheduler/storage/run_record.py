@@ -31,7 +31,7 @@ from tunemq_shared.signing.message_signing import (
 #: The name of the file beside the journal's segments.
 RECORD: Final = "scheduler"
 #: The key in the store, for signed content; syncers upload the plain file under its own name.
-_KEY: Final = f"{FILE_NAME}/last_run"
+RECORD_KEY: Final = f"{FILE_NAME}/last_run"
 _MOST_BYTES: Final = 2**16
 _CONTEXT: Final = RECORD.encode()
 #: Redis counts terms as floating point numbers; a term is about the Unix time.
@@ -110,18 +110,18 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
         JournalError: it cannot be read, or has no valid signature of the scheduler.
     """
     try:
-        content = objects.get_bytes(_KEY, limit=_MOST_BYTES)
+        content = objects.get_bytes(RECORD_KEY, limit=_MOST_BYTES)
     except NoSuchObject:
         return None
     except ObjectSizeMismatch as error:
-        raise _unreadable(_KEY, error) from error
+        raise _unreadable(RECORD_KEY, error) from error
     try:
         if not message_signer.is_signed:  # a script without keys may restore a farm's search
-            return _decoded(unchecked_body(content), _KEY)
-        return _decoded(message_signer.open(content, _CONTEXT), _KEY)
+            return _decoded(unchecked_body(content), RECORD_KEY)
+        return _decoded(message_signer.open(content, _CONTEXT), RECORD_KEY)
     except InvalidSignature as error:
         raise JournalError(
-            f"{_KEY} at {objects.address}, which says who ran this search last, {error}: the "
+            f"{RECORD_KEY} at {objects.address}, which says who ran this search last, {error}: the "
             "scheduler of this farm did not write it. If no other scheduler runs this search, "
             "remove that object and start again."
         ) from error
@@ -138,7 +138,7 @@ def store_record(objects: ObjectStore, record: RunRecord, message_signer: Messag
     Raises:
         StoreError: the store cannot be reached.
     """
-    objects.put_bytes(_KEY, message_signer.close(msgspec.json.encode(record), _CONTEXT))
+    objects.put_bytes(RECORD_KEY, message_signer.close(msgspec.json.encode(record), _CONTEXT))
 
 
 def last_heard(objects: ObjectStore, message_signer: MessageSigner) -> str:

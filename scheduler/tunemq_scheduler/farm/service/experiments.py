@@ -715,7 +715,8 @@ class RunningExperiments:
 
     def remove_files(self, name: str) -> Future[None]:
         """Delete the files of an ended experiment; see `ResultsFolders.remove`."""
-        return self._folders.remove(name)
+        entry = self._queue.get(name)
+        return self._folders.remove(name, "" if entry is None else entry.id)
 
     def _connection(self, name: str) -> ExperimentConnection:
         one = self._running[name]

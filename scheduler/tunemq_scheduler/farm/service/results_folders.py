@@ -11,9 +11,14 @@ from typing import Any
 
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.ipc.experiment_processes import OUTPUT
-from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_scheduler.journal.journal_contents import JournalHeader
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header
+from tunemq_scheduler.storage.run_record import RECORD_KEY, stored_record
+from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import is_remote, join, without_settings
+from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.system.folder_trees import remove_tree
 
 
@@ -47,8 +52,15 @@ class ResultsFolders:
             path = found / "stdout"
         return path if path.exists() else None
 
-    def remove(self, name: str) -> Future[None]:
+    def remove(self, name: str, entry_id: str) -> Future[None]:
         """Delete an experiment's results at once, and begin to delete what the store has of it.
+
+        The farm's store may have another experiment of this name: one that this farm never ran, or
+        that another farm took over. It stays.
+
+        Args:
+            name: the experiment's name.
+            entry_id: the beginning of its id, unless it was taken over from a store.
 
         Returns:
             Done when the store has nothing of it, or with the reason why it has.
@@ -57,6 +69,8 @@ class ResultsFolders:
             ConfigError: its folder cannot be moved.
         """
         place = self._trash / f"{name}-{os.urandom(4).hex()}"
+        header = _header(self._results / name)
+        experiment_id = entry_id if header is None else header.experiment_id
         try:
             (self._results / name).rename(place)
         except FileNotFoundError:
@@ -67,8 +81,12 @@ class ResultsFolders:
             ) from error
         _start(remove_tree, place)
         done: Future[None] = Future()
-        if is_remote(self._store):
-            _start(_delete_stored, join(self._store, name), done)
+        stored = join(self._store, name) if is_remote(self._store) else ""
+        if header is not None and header.store not in {"", stored}:
+            place_of = without_settings(header.store)
+            done.set_exception(StoreError(f"{place_of} is not the farm's store: remove it there"))
+        elif stored:
+            _start(_delete_stored, stored, experiment_id, done)
         else:
             done.set_result(None)
         return done
@@ -78,10 +96,22 @@ def _start(target: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=target, args=arguments, name="removal", daemon=True).start()
 
 
-def _delete_stored(address: str, done: Future[None]) -> None:
+def _header(folder: Path) -> JournalHeader | None:
+    try:
+        return read_header(folder / FILE_NAME)
+    except JournalError:
+        return None
+
+
+def _delete_stored(address: str, experiment_id: str, done: Future[None]) -> None:
     try:
         with open_objects(address) as objects:
-            objects.delete([one.key for one in objects.list()])
+            record = stored_record(objects, journal_signer())
+            if record is not None and not record.experiment_id.startswith(experiment_id):
+                raise StoreError(f"it belongs to another experiment, of {record.holder}")
+            # The record goes last, so that a removal that is cut off can be repeated.
+            objects.delete([one.key for one in objects.list() if one.key != RECORD_KEY])
+            objects.delete([RECORD_KEY])
     except Exception as error:  # noqa: BLE001  told to the person who asked for it
         done.set_exception(StoreError(f"{without_settings(address)} is not removed: {error}"))
     else:
