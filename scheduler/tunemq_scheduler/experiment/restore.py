@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -50,6 +51,7 @@ from tunemq_shared.trainable.attached import attached_to
 _CHECKPOINT: Final = "checkpoint_"
 #: The folder, in an experiment's, to which its journal is fetched.
 _FETCHED: Final = ".fetched"
+_FETCHED_FILE: Final = ".fetched-file"
 _log = logging.getLogger(__name__)
 
 
@@ -356,8 +358,12 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
             continue
         path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # an earlier attempt was cut off
+        fetched = folder / _FETCHED_FILE
+        fetched.unlink(missing_ok=True)  # an earlier attempt was cut off
         try:
-            objects.get_file(found.key, path, size=found.size, cancel=CancelToken())
+            objects.get_file(found.key, fetched, size=found.size, cancel=CancelToken())
         except (NoSuchObject, ObjectSizeMismatch):  # a live run has replaced it
             _log.warning("%s is not restored: it has changed meanwhile.", found.key)
+            continue
+        shutil.copyfile(fetched, path)  # a process may have the file open as its output
+        fetched.unlink()
