@@ -188,7 +188,9 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Experiment,
         "_search",
-        lambda self, plan, executor, opened, **_more: search(self, plan, executor, opened),
+        lambda self, plan, executor, opened, copy, **_more: search(
+            self, plan, executor, opened, copy
+        ),
     )
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 5_000)
     monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -9,8 +9,11 @@ import pytest
 from tests.support.searches.killed_searches import NODE
 from tests.support.stores.own_store import own_bucket, server, start
 from tests.support.waiting import eventually
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_signer
 
 __all__ = ["own_bucket", "server", "start"]
 
@@ -69,5 +72,5 @@ def test_second_of_two_searches_at_the_same_store_address_is_refused(start, serv
     # The journal in the store is that of one search, which can be restored from there.
     objects = server.objects(own_bucket, stays.store_address().partition("?")[0].split("/", 3)[3])
     with objects:
-        turns = objects.get_bytes(f"{FILE_NAME}/000001.turns", limit=2**24)
-    assert turns == (stays.folder / "search" / FILE_NAME / "000001.turns").read_bytes()
+        copied = fetch_journal(objects, stays.folder / "fetched", journal_signer())
+    assert copied.turn == recover(stays.folder / "search" / FILE_NAME).turn

@@ -25,7 +25,7 @@ _STARTING_S: Final = 15.0
 #: delay.
 _STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
-#: After this many ends in a row the node gives up.
+#: After this many ends in a row of consumers that received no command, the node gives up.
 _MOST_DEATHS: Final = 10
 #: Seconds that consumer and forkserver get to end when the node ends.
 _CLOSE_S: Final = 1.0
@@ -71,6 +71,8 @@ class ConsumerProcess:
         self._is_redis_away = False
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
+        #: The number of them that received no command.
+        self._unused_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
         self._orphans = OrphanReaper(reactor, children)
@@ -94,7 +96,7 @@ class ConsumerProcess:
         moment, too. The new consumer does all of its start except connecting while Redis is away.
         """
         self._is_redis_away = True
-        self._deaths_in_a_row = 0  # they may be consequences
+        self._deaths_in_a_row = self._unused_in_a_row = 0  # they may be consequences
         if self.is_ready:
             self.restart("Redis is away")
 
@@ -199,6 +201,7 @@ class ConsumerProcess:
 
     def _said(self, kind: int, payload: bytes) -> None:
         if kind == COMMAND:
+            self._unused_in_a_row = 0
             self._on_command(payload)
         elif kind == REJECTED:
             self._on_rejected(payload.decode())
@@ -212,14 +215,15 @@ class ConsumerProcess:
     def _died(self) -> None:
         _log.warning("consumer.died log=consumer.log")
         if self.is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
-            self._deaths_in_a_row = 0
+            self._deaths_in_a_row = self._unused_in_a_row = 0
         self._count_death()
         self._drop()
         self._on_death()
 
     def _count_death(self) -> None:
         self._deaths_in_a_row += 1
-        if self._deaths_in_a_row == _MOST_DEATHS:
+        self._unused_in_a_row += 1
+        if self._unused_in_a_row == _MOST_DEATHS:
             # Without a consumer the node receives no command, and its searches would wait for it.
             self._on_failing(
                 f"its Celery consumer ended {_MOST_DEATHS} times in a row; consumer.log says why"
