@@ -32,6 +32,8 @@ def settle_store(
     tell: Callable[[str], None],
     is_enough: Callable[[], bool],
     check: Callable[[CancelToken], None] = lambda _cancel: None,
+    *,
+    may_collect: bool = True,
 ) -> None:
     """Finish all deletions and remove leftovers; show a notice about what could not be deleted.
 
@@ -44,6 +46,7 @@ def settle_store(
         tell: shows a line to the user.
         is_enough: whether the user no longer wants to wait; checked now and then.
         check: raises `RunSuperseded` if another run has the store.
+        may_collect: whether the journal's copy in the store no longer refers to leftovers.
     """
     runner, plan = loop.runner, loop.plan
     within = (
@@ -64,7 +67,7 @@ def settle_store(
         remove_tree(plan.cache)
     # During uploads, apparent leftovers may be needed soon. If the journal lacks the last turn, a
     # run that resumes from that journal may need them.
-    is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
+    is_quiet = may_collect and runner.is_finished and not (uploading or left or runner.interrupted)
     if (
         is_quiet
         and loop.is_all_journalled
@@ -73,7 +76,7 @@ def settle_store(
     ):
         try:
             with _called_off_once(is_enough) as cancel:
-                check(cancel)
+                check(CancelToken(TIMEOUT_S))
                 store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
         except RunSuperseded as error:
             tell(str(error))

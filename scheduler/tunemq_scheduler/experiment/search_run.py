@@ -163,6 +163,7 @@ class SearchRun:
                     dispatcher.notices,
                     lambda: self.is_killed or is_enough(),
                     self._claim.check,
+                    may_collect=not self._removals,
                 )
                 self._finish_records()
                 self._states.write()
