@@ -77,9 +77,9 @@ class SearchRun:
         self._copy = copy
         #: Deletions, each with the turn that must be in the journal's copy first.
         self._removals: deque[tuple[int, Removal]] = deque()
-        #: The newest snapshot, when it was taken, and the newest one that the journal's copy may
+        #: When the newest snapshot was taken, and the newest one that the journal's copy may
         #: begin with: what trials reported before it is in their folders in the store.
-        self._new_snapshot, self._snapshot_at, self._mirrored_snapshot = 0, -math.inf, 0
+        self._snapshot_at, self._mirrored_snapshot = -math.inf, 0
         self.display = display_for(run.progress_reporter, verbose=run.verbose)
         callbacks: list[Callback] = [
             JsonLoggerCallback(opened.unsynced),
@@ -207,15 +207,13 @@ class SearchRun:
 
     def _turn_ended(self) -> None:
         self._claim.check_known()
-        if self._opened.take_snapshot() and self._copier is not None:
-            self._new_snapshot = self._opened.journal.position.snapshot
-            self._snapshot_at = self._copier.copy_changed()
-        if (
-            self._copier is not None
-            and self._new_snapshot > self._mirrored_snapshot
-            and self._copier.has_copied(self._snapshot_at)
-        ):
-            self._mirrored_snapshot = self._new_snapshot
+        is_taken = self._opened.take_snapshot()
+        if self._copier is not None:
+            if is_taken:
+                self._snapshot_at = self._copier.copy_changed()
+            newest = self._opened.journal.position.snapshot
+            if newest > self._mirrored_snapshot and self._copier.has_copied(self._snapshot_at):
+                self._mirrored_snapshot = newest
         self._states.turn_ended()
         self._remove_copied()
 

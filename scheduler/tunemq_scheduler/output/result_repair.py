@@ -183,7 +183,7 @@ class ResultRepair:
     def _tell(self) -> None:
         if self._rebuilt:
             self.notices.append(
-                f"The code of a trial, or somebody else, changed {_named(self._rebuilt)}. Rebuilt "
+                f"The code of a trial or another process changed {_named(self._rebuilt)}. Rebuilt "
                 f"from the journal; the files *.{_FOREIGN}.* beside them have what was there. "
                 f"Trials must not write files called {RESULT_JSON} or {PROGRESS_CSV} into their "
                 "folders."

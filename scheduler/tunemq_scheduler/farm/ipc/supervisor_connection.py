@@ -73,7 +73,7 @@ class SupervisorConnection:
             if now >= deadline:
                 raise SchedulerSuperseded(
                     f"The farm's supervisor was not heard for {self._fresh_s:g} s and may have been"
-                    " replaced. Nothing was done since; trials continue, for whoever takes over."
+                    " replaced. Nothing was done since; trials continue for the next scheduler."
                 )
             self._select(deadline - now)
 
