@@ -21,8 +21,10 @@ from tests.support.waiting import eventually
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq.syncer import DefaultSyncer, SyncConfig, Syncer
 from tunemq_scheduler.output.syncing.destinations import join
+from tunemq_scheduler.output.syncing.mirroring import MirroredFiles, upload_folder
 from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
-from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import without_settings
 
@@ -158,6 +160,19 @@ def test_search_end_does_not_wait_for_a_store_that_stays_away(
     callback.on_experiment_end([])
     assert time.monotonic() - begun < 30
     assert "1 folder was not wholly copied" in caplog.text
+
+
+def test_file_whose_name_the_store_rejects_is_reported_and_the_others_are_copied(
+    minio: ObjectServer, bucket: str, folder: Path
+) -> None:
+    address = minio.address(bucket, "e")
+    deep = folder.joinpath(*(5 * ["d" * 250]))
+    deep.mkdir(parents=True)
+    (deep / "artifact").write_bytes(b"a")
+    (folder / "z").write_bytes(b"z")
+    with pytest.raises(StoreError, match="1 of the files in .* longer than 1024 bytes"):
+        upload_folder(str(folder), address, (), MirroredFiles(), cancel=CancelToken())
+    assert stored(address) == {"journal": 1, "z": 1}
 
 
 class Mine(Syncer):

@@ -88,7 +88,7 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
     assert taken == [
         *("search/journal/0000009/ready", "search/journal/1000000/ready"),
         *("search/journal/9/ready", "search/journal/other", "search/tuner.pkl"),
-        "team/search/tuner.pkl",
+        *("team/search/tuner.pkl", "parts/tuner.pkl/part"),
     ]
     assert "worker-policy.json" in finding.fix
     assert not list(minio.client().list_objects(bucket, recursive=True))

@@ -43,6 +43,7 @@ _SCHEDULERS_OWN: Final = (
     "search/journal/other",
     "search/tuner.pkl",
     "team/search/tuner.pkl",
+    "parts/tuner.pkl/part",
 )
 _CONTENT: Final = b"probe"
 _NO_RIGHT: Final = "AccessDenied"

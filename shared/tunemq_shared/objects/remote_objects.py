@@ -239,7 +239,7 @@ class RemoteObjects(ObjectStore):
     def _name(self, key: str) -> str:
         """The whole key in the bucket."""
         if not is_safe_name(key):
-            raise StoreError(f"{key!r} is not the key of an object.")
+            raise InvalidObjectName(f"{key!r} is not the key of an object.")
         name = self._prefix + key
         if len(name.encode()) > MOST_KEY_BYTES:
             raise InvalidObjectName(

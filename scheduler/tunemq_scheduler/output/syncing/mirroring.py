@@ -21,6 +21,7 @@ from tunemq_scheduler.output.syncing.excludes import UNFINISHED, excluding
 from tunemq_shared.base.errors import StoreError, TuneError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.objects.object_store import InvalidObjectName
 
 #: A file that changed less than this before its copy is copied again: it may have changed after
 #: that without a newer stamp, because some file systems and stores have coarse time stamps.
@@ -61,7 +62,8 @@ def upload_folder(
 ) -> int:
     """Copy changed files below a folder to an address; return how many.
 
-    A file that cannot be read does not prevent the copying of others.
+    A file that cannot be read, or whose name the store rejects, does not prevent the copying of
+    others.
 
     Raises:
         StoreError: a file could not be copied; the message names it. Copied files stay.
@@ -72,7 +74,7 @@ def upload_folder(
     changed = {name: stamp for name, stamp in files.items() if known.get(name) != (stamp,)}
     if not changed:
         return 0
-    unreadable: list[OSError] = []
+    failures: list[str] = []
     sent = 0
     with _place(uri, local_path) as place:
         for name, stamp in changed.items():
@@ -81,20 +83,22 @@ def upload_folder(
             path = os.path.join(local_path, name)
             try:
                 place.put(name, path, cancel)
+            except InvalidObjectName as error:
+                failures.append(str(error))
+                continue
             except OSError as error:
                 if not os.path.lexists(path):
                     continue  # removed meanwhile, so there is nothing to copy
                 if isinstance(error, TuneError) or error.filename != path:
                     raise
-                unreadable.append(error)
+                failures.append(f"{path}: {error.strerror}.")
                 continue
             sent += 1
             if is_settled:
                 known[name] = (stamp,)
-    if unreadable:
+    if failures:
         raise StoreError(
-            f"{len(unreadable)} of the files in {local_path} cannot be read, the first: "
-            f"{unreadable[0].filename}: {unreadable[0].strerror}."
+            f"{len(failures)} of the files in {local_path} cannot be copied, the first: {failures[0]}"
         )
     return sent
 
