@@ -353,3 +353,12 @@ def test_experiment_that_is_only_in_the_store_is_not_restarted_and_stays(
     assert "belongs to another experiment" in refused.stderr
     with minio.objects(bucket, "searches/search") as objects:
         assert [one for one in objects.list() if one.key.endswith("manifest.json")]
+    farm.tunemq("rm", "search")
+    submit_again(farm, "search")
+    farm.wait_for("search", "FAILED")
+    farm.tunemq("rm", "search")
+    farm.kill_scheduler()
+    options = ("--store", storage, "--take-over", f"{storage}/search")
+    farm.start_scheduler("--results", str(farm.results), *options)
+    submit_again(farm, "search")
+    farm.wait_for("search", "FINISHED")

@@ -712,6 +712,7 @@ class RunningExperiments:
     def forget(self, name: str) -> None:
         """Forget a removed experiment."""
         self._details.forget(name)
+        self._folders.free_name(name)
 
     def remove_files(self, name: str) -> Future[None]:
         """Delete the files of an ended experiment; see `ResultsFolders.remove`."""

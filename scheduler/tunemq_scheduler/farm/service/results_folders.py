@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunemq_scheduler.farm.common.small_files import make_folder
-from tunemq_scheduler.farm.ipc.experiment_processes import OUTPUT
+from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
 from tunemq_scheduler.journal.journal_contents import JournalHeader
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
@@ -51,6 +52,18 @@ class ResultsFolders:
                 raise ConfigError(f"experiment {name} has no trial {trial}.")
             path = found / "stdout"
         return path if path.exists() else None
+
+    def free_name(self, name: str) -> None:
+        """Remove the folder of an experiment that never began, which would block its name.
+
+        It has only the output of the start that failed.
+        """
+        folder = self._results / name
+        if not (folder / FILE_NAME).exists():
+            with contextlib.suppress(OSError):  # it has other files
+                for file in (OUTPUT, ERRORS):
+                    (folder / file).unlink(missing_ok=True)
+                folder.rmdir()
 
     def remove(self, name: str, entry_id: str) -> Future[None]:
         """Delete an experiment's results at once, and begin to delete what the store has of it.
