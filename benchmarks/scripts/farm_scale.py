@@ -12,8 +12,8 @@ from typing import Any
 
 from measured import tell
 
+from tests.simulation.cost_meters import Meter
 from tests.simulation.large_farm import LargeFarm
-from tests.simulation.metering import Meter
 
 NODES, EXPERIMENTS = 1_250, 40
 #: Slots of the preemption that is measured.

@@ -11,7 +11,7 @@ from typing import Any
 
 from measured import tell
 
-from tests.simulation.faulty import FaultySearch
+from tests.simulation.faulty_farms import FaultySearch
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.schedulers import FIFOScheduler

@@ -2,7 +2,7 @@
 
 ``tests/unit/shared/objects/test_s3_address.py`` has invalid addresses,
 ``tests/integration/test_object_store_settings.py`` has servers' rejections, and
-``tests/faults/test_store_outage.py`` and ``test_store_adversities.py`` have outages.
+``tests/faults/test_store_outage.py`` and ``test_store_misuse.py`` have outages.
 """
 
 from __future__ import annotations

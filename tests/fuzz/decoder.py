@@ -26,7 +26,7 @@ class Decoder(NamedTuple):
         read: decodes bytes; its return value does not matter.
         refuses: the only exceptions that it may raise.
         seeds: valid or nearly valid input.
-        covers: which of `tests.fuzz.places` it runs.
+        covers: which of `tests.fuzz.decoder_places` it runs.
     """
 
     name: str

@@ -7,10 +7,10 @@ from typing import Final
 from tests.fuzz.decoder import Bench, Decoder
 from tests.fuzz.on_files import of_code, of_results, of_users
 from tests.fuzz.on_own_files import of_scheduler
-from tests.fuzz.on_seals import of_signing
-from tests.fuzz.on_the_wire import of_processes, of_redis
+from tests.fuzz.on_received_data import of_processes, of_redis
+from tests.fuzz.on_signed_messages import of_signing
 
-#: Places of `tests.fuzz.places` that no decoder runs, each with the reason.
+#: Places of `tests.fuzz.decoder_places` that no decoder runs, each with the reason.
 EXCUSED: Final = {
     # They read data that they have just written.
     "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",

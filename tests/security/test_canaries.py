@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.security.canaries import Canaries, CommandLines, files_below
-from tests.security.overheard import Overheard
+from tests.security.recorded_redis import Overheard
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.waiting import eventually
 

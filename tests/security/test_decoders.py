@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fuzz.decoder import Bench, Decoder
+from tests.fuzz.decoder_places import decoding_places, places_in
 from tests.fuzz.decoders import EXCUSED, all_decoders
 from tests.fuzz.fuzzing import Fuzzer
 from tests.fuzz.mutations import Mutator
-from tests.fuzz.places import decoding_places, places_in
 from tunemq_shared.base.errors import TransportError
 
 pytestmark = pytest.mark.security

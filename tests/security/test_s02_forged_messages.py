@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import KEY, SignedTransport, SignedWorker, worker
+from tests.security.signed_farm import KEY, SignedTransport, SignedWorker, worker
 from tests.support.farms.farm_processes import Command
 from tests.support.keys import of_scheduler
 from tests.support.waiting import eventually

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import KEY, SignedTransport, SignedWorker
+from tests.security.signed_farm import KEY, SignedTransport, SignedWorker
 from tests.support.waiting import eventually
 from tunemq_scheduler.transport import lease_challenge, node_transport
 from tunemq_scheduler.transport.nodes import lease_watch

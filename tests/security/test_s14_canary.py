@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.security.canaries import Canaries, CommandLines, files_below
-from tests.security.overheard import Overheard
+from tests.security.recorded_redis import Overheard
 from tests.support.farms.farm_service import FarmService, Search
 from tests.support.farms.secured_redis import SecuredRedis, secured_redis
 from tests.support.keys import key_folder

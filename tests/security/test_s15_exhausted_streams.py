@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import KEY, SignedTransport
+from tests.security.signed_farm import KEY, SignedTransport
 from tests.support.farms.farm_api_server import served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually

@@ -1,4 +1,4 @@
-"""A runner, nodes and a store of which each next step is drawn; see `test_references`."""
+"""A runner, nodes and a store whose every step is drawn; see `test_checkpoint_references`."""
 
 from __future__ import annotations
 

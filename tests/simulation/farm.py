@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.simulation.problem import Problem
+from tests.simulation.simulated_problem import Problem
 from tunemq.testing.journal_replay import ReplayOutcome, outcome, replay, replay_lock_step
 from tunemq.testing.simulated_executor import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.core import commands as c

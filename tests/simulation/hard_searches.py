@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from tests.simulation.farm import CountingSink
 from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
-from tests.simulation.hard_desk import NAME, OWNER, SharedExecutor, SimulatedSupervisor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
-from tests.simulation.problem import Problem
+from tests.simulation.simulated_problem import Problem
+from tests.simulation.simulated_supervisor import NAME, OWNER, SharedExecutor, SimulatedSupervisor
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from tests.simulation.farm import CountingSink
-from tests.simulation.problem import Problem, noise
+from tests.simulation.simulated_problem import Problem, noise
 from tests.support.farms.farm_api_server import CODE
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan

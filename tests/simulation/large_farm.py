@@ -11,9 +11,9 @@ import selectors
 from collections import Counter
 from typing import Final
 
+from tests.simulation.cost_meters import Meter
 from tests.simulation.large_experiment import Experiment
 from tests.simulation.large_nodes import LargeNodes
-from tests.simulation.metering import Meter
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
@@ -62,7 +62,7 @@ class LargeFarm:
             self._look()
             for fact in farm.take():
                 if isinstance(fact, m.NodeJoined):
-                    with meter("allotter: node"):
+                    with meter("allocator: node"):
                         self._allocator.node_joined(fact)
         for number in range(experiments):
             self.submit(REQUESTS[number % len(REQUESTS)])
@@ -180,11 +180,11 @@ class LargeFarm:
         for one in list(self.experiments.values()):
             if one.connection.usage is not None and one.connection.usage is not one.told:
                 one.told = one.connection.usage
-                with self.meter("allotter: usage"):
+                with self.meter("allocator: usage"):
                     self._allocator.usage(one.name, one.told)
             if one.runner.is_finished:
                 self._forget(one)
-        with self.meter("allotter: offers"):
+        with self.meter("allocator: offers"):
             offers = self._allocator.offers()
         self.seen["offers"] += len(offers)
         for name, offer in offers:
@@ -196,7 +196,7 @@ class LargeFarm:
         del self.experiments[one.name]
         self._selector.unregister(one.connection.fileno())
         one.close()
-        with self.meter("allotter: gone"):
+        with self.meter("allocator: gone"):
             self._allocator.experiment_gone(one.name)
 
     def _beat(self) -> None:

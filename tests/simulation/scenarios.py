@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.simulation.faulty import LOCAL, FaultySearch
+from tests.simulation.faulty_farms import LOCAL, FaultySearch
 from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings

@@ -186,7 +186,7 @@ def _key(request: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
 
 
 class SharedFarm:
-    """The allotter, the experiments, and the messages between them."""
+    """The allocator, the experiments, and the messages between them."""
 
     def __init__(self, seed: int, settings: FairShareSettings | None = None) -> None:
         self.random = random.Random(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.farm import Search
-from tests.simulation.faulty import found_all_damaged
+from tests.simulation.faulty_farms import found_all_damaged
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import compare, replay
 from tunemq.testing.simulated_executor import SimulationSettings

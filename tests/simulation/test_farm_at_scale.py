@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.simulation.cost_meters import Lines, Meter
 from tests.simulation.large_farm import LargeFarm
 from tests.simulation.large_nodes import GPUS
-from tests.simulation.metering import Lines, Meter
 
 #: Nodes and experiments.
 SMALL, MANY_NODES, MANY_EXPERIMENTS = (125, 4), (1_250, 4), (125, 40)
@@ -81,5 +81,5 @@ def test_a_result_and_an_offer_cost_the_same_on_a_farm_ten_times_as_large(
     for part in LOCAL:
         assert large.result[part] < 1.2 * small.result[part], part
     assert large.said < 1.2 * small.said
-    for part in ("allotter: offers", "allotter: usage", "experiment: turn"):
+    for part in ("allocator: offers", "allotter: usage", "experiment: turn"):
         assert large.offer[part] < 1.2 * small.offer[part], part

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.faulty import FaultySearch
+from tests.simulation.faulty_farms import FaultySearch
 from tests.simulation.scenarios import SCENARIOS, check, kept_seeds
 from tunemq_shared.protocol import messages as m
 
@@ -165,6 +165,6 @@ def test_simulation_covers_every_event_type() -> None:
     found = [check("everything", seed) for seed in range(30)]
     found += searches("f22_poison") + searches("f23_bad_devices")
     expected = {kind.__name__ for kind in m.Event.__args__}
-    # `test_machine` draws offers; `test_gpu_farm` draws printed errors and GPU use.
+    # `test_runner_state_machine` draws offers; `test_gpu_farm` draws printed errors and GPU use.
     elsewhere = {"NodeOffered", "LogMatched", "DevicesUsed"}
     assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten", *elsewhere}

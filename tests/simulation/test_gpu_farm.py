@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core import commands as c

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.test_scale import counted_calls
-from tests.unit.scheduler.loops import Loop
+from tests.unit.scheduler.scripted_loop import Loop
 from tunemq_shared.protocol import messages as m
 
 CPUS = 10

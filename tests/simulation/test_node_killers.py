@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.killers import KillerFarm
+from tests.simulation.node_killers import KillerFarm
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.trials.waiting_trials import MAX_TIMES_PASSED_OVER

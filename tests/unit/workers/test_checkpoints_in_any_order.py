@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.unit.workers.checkpoint_world import World, committed_ref
+from tests.unit.workers.fake_checkpoint_node import World, committed_ref
 from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointLost, CheckpointWritten
 
 TRIALS = ("a", "b", "c")

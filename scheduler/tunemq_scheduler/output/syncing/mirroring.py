@@ -98,7 +98,8 @@ def upload_folder(
                 known[name] = (stamp,)
     if failures:
         raise StoreError(
-            f"{len(failures)} of the files in {local_path} cannot be copied, the first: {failures[0]}"
+            f"{len(failures)} of the files in {local_path} cannot be copied, the first: "
+            f"{failures[0]}"
         )
     return sent
 

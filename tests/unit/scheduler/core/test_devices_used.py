@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.cli.farm_tables import show_detail

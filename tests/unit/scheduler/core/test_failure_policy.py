@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.stories import Story, kinds
+from tests.unit.scheduler.scripted_runner import Story, kinds
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c

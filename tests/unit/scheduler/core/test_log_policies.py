@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay

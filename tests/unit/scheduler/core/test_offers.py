@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.scheduler.stories import Story, kinds
+from tests.unit.scheduler.scripted_runner import Story, kinds
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay

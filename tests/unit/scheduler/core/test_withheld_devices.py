@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.core.test_offers import GPUS, SharedNode
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.allotments import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.loops import (
+from tests.unit.scheduler.scripted_loop import (
     NODE,
     PLAN,
     Loop,

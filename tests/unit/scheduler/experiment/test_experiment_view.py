@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from tests.support.searches.plans import PLAN
-from tests.unit.scheduler.stories import Story
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_shared.protocol import messages as m
 

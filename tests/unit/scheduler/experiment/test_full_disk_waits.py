@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.unit.scheduler.loops import NODE, Loop, ScriptedExecutor
+from tests.unit.scheduler.scripted_loop import NODE, Loop, ScriptedExecutor
 from tunemq_scheduler.experiment import experiment_loop
 from tunemq_shared.base.errors import JournalError, JournalFull
 from tunemq_shared.protocol import messages as m

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.searches.plans import PLAN
-from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core.events.resume_events import NOT_RESUMED

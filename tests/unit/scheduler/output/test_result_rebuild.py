@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.searches.plans import PLAN
-from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tests.unit.scheduler.output.test_unrecorded_rows import steps_in
+from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tests.support.searches.plans import PLAN
-from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver

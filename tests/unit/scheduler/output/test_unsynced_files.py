@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.output import unsynced_files as module
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.output.unsynced_files import AT_ONCE, UnsyncedFiles

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.output.loggers import CSVLoggerCallback
 from tunemq_scheduler.results.csv_cells import flatten

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.output.loggers import JsonLoggerCallback
 from tunemq_scheduler.results.result import Result
 from tunemq_scheduler.results.result_grid import ResultGrid

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.unit.scheduler.transport.test_mailbox import START
+from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq import RunConfig, SyncConfig, Tuner
 from tunemq_scheduler.settings.storage_settings import storage_of
 from tunemq_shared.base.errors import ConfigError

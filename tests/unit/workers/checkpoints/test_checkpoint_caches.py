@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.unit.workers.checkpoint_world import KEY, World, committed_ref, elsewhere
+from tests.unit.workers.fake_checkpoint_node import KEY, World, committed_ref, elsewhere
 from tunemq_shared.broker import redis_keys
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer
 

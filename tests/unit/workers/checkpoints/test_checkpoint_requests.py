@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.unit.workers.checkpoint_world import (
+from tests.unit.workers.fake_checkpoint_node import (
     KEY,
     STORE,
     World,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.workers.fake_gpu_node import GIB, NODE, Gpus
 from tests.unit.workers.fakes import order, start
-from tests.unit.workers.gpu_world import GIB, NODE, Gpus
 from tests.unit.workers.trials.test_trial_supervisor import Node
 from tunemq_shared.protocol.messages import SlotFreed, TrialPaused, TrialWaits
 from tunemq_workers.gpu.gpu_admission import GIVE_BACK_AFTER_S

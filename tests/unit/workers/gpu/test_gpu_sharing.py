@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.leases import leased
+from tests.unit.workers.fake_gpu_node import GIB, Gpus
 from tests.unit.workers.gpu.test_gpu_admission import GpuNode, on
-from tests.unit.workers.gpu_world import GIB, Gpus
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu, SlotFreed, TrialPaused
 from tunemq_workers.gpu import gpu_locks

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.support.farms.farm_api_server import CODE
-from tests.unit.scheduler.farm.ipc.test_relay_link import Nodes
+from tests.unit.scheduler.farm.ipc.test_experiment_connection import Nodes
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator

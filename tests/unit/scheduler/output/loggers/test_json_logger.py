@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.output.loggers import JsonLoggerCallback, appending
 from tunemq_scheduler.output.loggers.appending import AppendedFile, AppendedFiles

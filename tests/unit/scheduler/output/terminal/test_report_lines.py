@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from tests.unit.scheduler.searches_to_show import Clock, FakeSearch, failure
+from tests.unit.scheduler.fake_search import Clock, FakeSearch, failure
 from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
 from tunemq_scheduler.output.terminal.lines import LineDisplay
 from tunemq_scheduler.output.terminal.reporter import display_for

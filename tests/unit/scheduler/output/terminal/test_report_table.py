@@ -9,8 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from tests.unit.scheduler.searches_to_show import Clock, FakeSearch, failure
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_search import Clock, FakeSearch, failure
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.output.terminal.formatting import (
     TableColumn,

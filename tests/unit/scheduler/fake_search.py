@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.results.trial_failures import FailureLog, TrialFailure
 
 

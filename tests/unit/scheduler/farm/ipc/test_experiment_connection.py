@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.unit.scheduler.transport.test_mailbox import START
+from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.api.farm_answers import RequestRejection
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_FAILED

@@ -203,7 +203,7 @@ NODE = """
     import sys, time
     from pathlib import Path
     from tests.support.forkserver_driver import Server
-    from tests.faults.test_host_families import start_a_process_tree
+    from tests.faults.test_process_trees import start_a_process_tree
 
     server = Server(Path(sys.argv[1]))
     host = server.start(start_a_process_tree)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.unit.workers.gpu_world import GIB, NODE, STRANGER, Gpus
+from tests.unit.workers.fake_gpu_node import GIB, NODE, STRANGER, Gpus
 
 UUIDS = ("A", "B")
 HALF, WHOLE = 0.5, 1.0

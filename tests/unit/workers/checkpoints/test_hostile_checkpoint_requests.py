@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.unit.workers.checkpoint_world import KEY, World, committed_ref, elsewhere
+from tests.unit.workers.fake_checkpoint_node import KEY, World, committed_ref, elsewhere
 from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.protocol.messages import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.scheduler.transport.nodes.test_roster import (
+from tests.unit.scheduler.transport.nodes.test_node_registry import (
     FINISHED,
     JOINED,
     batch,
     register,
     registry_of,
 )
-from tests.unit.scheduler.transport.nodes.test_roster_away import LOST
-from tests.unit.scheduler.transport.test_mailbox import START
+from tests.unit.scheduler.transport.nodes.test_node_registry_lost_nodes import LOST
+from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.node_batches import events_of

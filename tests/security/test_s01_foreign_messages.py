@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import server
-from tests.security.signed_wire import worker
+from tests.security.signed_farm import worker
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import TrialFinished

@@ -18,7 +18,7 @@ from tests.support.searches.checkpoints import contents
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.own_store import server
 from tests.support.waiting import eventually
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq.syncer import DefaultSyncer, SyncConfig, Syncer
 from tunemq_scheduler.output.syncing.destinations import join
 from tunemq_scheduler.output.syncing.mirroring import MirroredFiles, upload_folder
@@ -170,7 +170,7 @@ def test_file_whose_name_the_store_rejects_is_reported_and_the_others_are_copied
     deep.mkdir(parents=True)
     (deep / "artifact").write_bytes(b"a")
     (folder / "z").write_bytes(b"z")
-    with pytest.raises(StoreError, match="1 of the files in .* longer than 1024 bytes"):
+    with pytest.raises(StoreError, match=r"1 of the files in .* longer than 1024 bytes"):
         upload_folder(str(folder), address, (), MirroredFiles(), cancel=CancelToken())
     assert stored(address) == {"journal": 1, "z": 1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tests.unit.scheduler.farm.allocation.test_allotter import ONE, an_allocator, wants
+from tests.unit.scheduler.farm.allocation.test_fair_share_allocator import ONE, an_allocator, wants
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 
 BAD = {"n-0": "XID 79"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.scheduler.stories import Story
+from tests.unit.scheduler.scripted_runner import Story
 from tunemq_scheduler.core.runner_state import ELSEWHERE_S
 from tunemq_scheduler.core.trials.trial import FAILURES_ON_A_NODE
 from tunemq_shared.protocol import messages as m

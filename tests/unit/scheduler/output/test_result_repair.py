@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.searches.plans import PLAN
-from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner

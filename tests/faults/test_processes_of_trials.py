@@ -17,7 +17,7 @@ from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-SCRIPT = Path(__file__).parent / "scripts" / "families.py"
+SCRIPT = Path(__file__).parent / "scripts" / "process_trees.py"
 #: The result of each trial's process tree; three processes are known of each except the bomb.
 FOUND = {"fork": 140, "spawn": 140, "forkserver": 140, "launch": 42, "bomb": 8}
 #: A process tree is gone one second after its trial was stopped; on a busy machine, after this

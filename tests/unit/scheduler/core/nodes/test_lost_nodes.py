@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tests.unit.scheduler.scripted_runner import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c

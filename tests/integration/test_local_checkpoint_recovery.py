@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer
-from tests.unit.scheduler.loops import NODE, PLAN, result, started
+from tests.unit.scheduler.scripted_loop import NODE, PLAN, result, started
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner

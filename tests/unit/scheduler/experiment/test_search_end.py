@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.experiment.experiment_loop import SEARCH_TIMEOUT_S
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.searches.checkpoints import contents
 from tests.support.waiting import eventually
-from tests.unit.scheduler.noted_syncs import (
+from tests.unit.scheduler.fake_trials import FakeTrial
+from tests.unit.scheduler.recorded_syncs import (
     Counter,
     committed,
     counter,
@@ -25,7 +26,6 @@ from tests.unit.scheduler.noted_syncs import (
     tell,
     trial_in,
 )
-from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
 from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
 from tunemq_shared.base.errors import TuneError

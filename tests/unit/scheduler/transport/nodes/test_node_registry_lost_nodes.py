@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.unit.scheduler.transport.nodes.test_roster import (
+from tests.unit.scheduler.transport.nodes.test_node_registry import (
     FINISHED,
     JOINED,
     KEY,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import eventually
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.output.syncing import sync_queue
 from tunemq_scheduler.output.syncing import syncer_callback as module
 from tunemq_scheduler.output.syncing.syncer import Syncer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.scheduler.stories import NODE, Story
+from tests.unit.scheduler.scripted_runner import NODE, Story
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core.runner_snapshot import dump

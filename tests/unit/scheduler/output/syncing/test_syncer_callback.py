@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import eventually
-from tests.unit.scheduler.noted_syncs import (
+from tests.unit.scheduler.recorded_syncs import (
     Counter,
     committed,
     counter,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.cli import experiment_commands, farm_tables, main
 from tunemq_scheduler.output.loggers import CSVLoggerCallback

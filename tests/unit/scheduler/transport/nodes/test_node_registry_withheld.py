@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from tests.unit.scheduler.transport.nodes.test_roster import REGISTRATION, registry_of
+from tests.unit.scheduler.transport.nodes.test_node_registry import REGISTRATION, registry_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.protocol import messages as m

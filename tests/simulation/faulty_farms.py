@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.farm import CountingSink
-from tests.simulation.problem import Problem
+from tests.simulation.simulated_problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import ReplayOutcome, replay_lock_step
