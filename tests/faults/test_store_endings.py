@@ -10,7 +10,12 @@ from tests.support.searches.chain_searches import ChainSearch
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.own_store import Start, own_bucket, server, start
 from tests.support.waiting import eventually
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_signer
 
 __all__ = ["own_bucket", "server", "start"]
 
@@ -49,3 +54,19 @@ def test_f21_ctrl_c_while_uploads_are_waited_for_names_their_folder(start, serve
     assert len(list(cache.glob("*/checkpoint_1-000002/files/payload"))) == 1
     search.leaves_nothing()
     server.thaw()
+
+
+def test_search_that_ends_while_its_store_is_away_waits_until_the_store_has_its_journal(
+    start, server, tmp_path
+):
+    search = start(trials=1, steps=5, save_every=3, step_s=0.02, gate=4)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1)
+    server.freeze()
+    search.open_gate(5)
+    told = b"Waiting for the journal to reach s3://"
+    eventually(lambda: told in search.said, message=lambda: str(search))
+    server.thaw()
+    assert search.ends() == 0, str(search)
+    with open_objects(search.store_address()) as objects:
+        copied = fetch_journal(objects, tmp_path / "copied", journal_signer())
+    assert copied.turn == recover(search.folder / "search" / FILE_NAME).turn

@@ -546,3 +546,52 @@ def test_copy_keeps_the_turns_before_a_snapshot_until_it_may_begin_with_it(
         assert copied.close()
     found = fetch_journal(objects, tmp_path / "rest", SIGNER)
     assert (found.turn, len(list(found.turns))) == (len(TURNS) + 1, 1)
+
+
+def test_copy_that_lacks_removed_turns_continues_with_a_snapshot_once_the_store_has_their_results(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    """The store is away while the journal takes two snapshots, and removes turns before them."""
+    allowed = 0
+    with server.objects("mine", "e") as objects, Journal.create(tmp_path / "j", HEADER) as journal:
+        copied = JournalCopy(journal, objects, SIGNER, may_copy=lambda number: number <= allowed)
+        journal.append(TURNS[0])
+        is_copied(copied)
+        state = take_snapshots_while_it_is_away(server, journal)
+        said: list[str] = []
+
+        def waits() -> bool:
+            said.extend(copied.notices())
+            return any("waits until the results" in text for text in said)
+
+        eventually(waits)
+        assert copied.is_behind
+        assert copied.behind_s > 0
+        allowed = journal.position.snapshot
+        is_copied(copied)
+        assert copied.close(within_s=60)
+        assert fetched(objects, tmp_path / "fetched") == state
+
+
+def test_copy_that_lacks_removed_turns_is_completed_at_its_end_whatever_the_store_has(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    with server.objects("mine", "e") as objects, Journal.create(tmp_path / "j", HEADER) as journal:
+        copied = JournalCopy(journal, objects, SIGNER, may_copy=lambda _number: False)
+        journal.append(TURNS[0])
+        is_copied(copied)
+        state = take_snapshots_while_it_is_away(server, journal)
+        assert copied.close(within_s=60)
+        assert any("the store lacks results before it" in text for text in copied.notices())
+        assert fetched(objects, tmp_path / "fetched") == state
+
+
+def take_snapshots_while_it_is_away(server: ObjectServer, journal: Journal) -> State:
+    server.stop()
+    state = after(((), ()), TURNS[0])
+    for turn in TURNS[1:4]:
+        journal.append(turn)
+        state = after(state, turn)
+        take_snapshot(journal, state)
+    server.start()
+    return state

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
@@ -17,7 +16,7 @@ from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNo
 from tunemq_scheduler.experiment.final_cleanup import settle_store
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_copy import SHORT_S, JournalCopy
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.callback_states import CallbackStates
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
@@ -36,9 +35,6 @@ from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.objects.store_address import without_settings
-
-#: Seconds that an interrupted search spends on copying its last files to its store.
-INTERRUPTED_COPY_S: Final = 5.0
 
 
 class SearchRun:
@@ -72,7 +68,7 @@ class SearchRun:
         nodes_may_come: bool = False,
     ) -> None:
         run, tune = prepared.run, prepared.tune
-        self.is_over = self.is_killed = False
+        self.is_over = self.is_killed = self._has_given_up = False
         self._prepared, self._opened, self._claim = prepared, opened, claim
         self._copy = copy
         #: Deletions, each with the turn that must be in the journal's copy first.
@@ -188,6 +184,9 @@ class SearchRun:
         self._give_up_copying()
 
     def _give_up_copying(self) -> None:
+        self._has_given_up = True
+        if self._copy is not None:
+            self._copy.give_up()
         if self._copier is not None:
             self._copier.give_up()
 
@@ -230,14 +229,20 @@ class SearchRun:
 
     def _end_copy(self) -> None:
         """Complete the journal's copy; keep the checkpoints that it still refers to."""
-        if self._copy is not None and not self.is_killed:
-            self._copy.close()
+        if self._copy is None or self.is_killed:
+            self._remove_copied()
+            return
+        plan = self.loop.plan
+        is_interrupted = self.loop.runner.interrupted or self._has_given_up
+        is_whole = self._copy.close(
+            SHORT_S if is_interrupted else plan.sync_timeout_s, tell=self.dispatcher.notices
+        )
         self._remove_copied()
-        if self._removals and not self.is_killed:
-            place = without_settings(self.loop.plan.store_address)
+        if not (is_whole or self._claim.is_superseded):
+            self._has_given_up = True  # the store is away, so do not wait as long for it again
             self.dispatcher.notices(
-                f"The copy of the journal in {place} lacks the last turns, so expired checkpoints "
-                "stay there; `tunemq checkpoints rm` removes them."
+                f"The copy of the journal in {without_settings(plan.store_address)} lacks the last"
+                " turns. Expired checkpoints stay there; `tunemq checkpoints rm` removes them."
             )
 
     def _remove(self, removal: Removal) -> None:
@@ -246,9 +251,10 @@ class SearchRun:
             self._copier.delete_checkpoint(removal.key)
 
     def _finish_records(self) -> None:
-        """Notify callbacks of the end; after an interrupt, limit the time for copies."""
-        timer = threading.Timer(INTERRUPTED_COPY_S, self._give_up_copying)
-        if self._copier is not None and self.loop.runner.interrupted:
+        """Notify callbacks of the end; limit the time for copies where nobody waits for them."""
+        timer = threading.Timer(SHORT_S, self._give_up_copying)
+        is_brief = self.loop.runner.interrupted or self._has_given_up
+        if self._copier is not None and is_brief:
             timer.daemon = True
             timer.start()
         try:

@@ -34,19 +34,30 @@ from tunemq_scheduler.journal.copied_objects import (
 from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_writer import Journal, JournalPosition
 from tunemq_shared.base.errors import BugError, RunSuperseded, StoreError
-from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferCancelled, retried
+from tunemq_shared.base.retrying import (
+    CancelToken,
+    StoreUnavailable,
+    TransferCancelled,
+    ignore,
+    retried,
+)
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.signing.message_signing import MessageSigner
 
 #: The most seconds and bytes by which the copy is behind, while the store answers.
 PERIOD_S: Final = 0.5
 BEHIND_BYTES: Final = 2**20
+#: Seconds to wait at the end for a store that does not answer.
+SHORT_S: Final = 5.0
 #: Seconds between comparisons with the store's listing; the store may silently lose pieces.
 LOOK_S: Final = 60.0
 #: The most bytes of a piece when there is much to copy.
 _PIECE_BYTES: Final = 4 * 2**20
 #: The number of small pieces that are merged into one, so that their number stays limited.
 _MERGED: Final = 64
+#: The most seconds for which the copy waits for the results before a snapshot, after the journal
+#: has removed turns that the copy lacks, as when the store was away.
+_RESULTS_WITHIN_S: Final = 600.0
 
 _T = TypeVar("_T")
 
@@ -95,6 +106,8 @@ class JournalCopy:
         self._whole: set[int] = set()
         self._notices: deque[str] = deque()
         self._is_in_trouble = False
+        #: Since when the journal lacks turns that the copy needs; None while it has them.
+        self._lacking_since: float | None = None
         #: When to compare the copy with the store's listing; 0 means at once, after a failure.
         self._look_at = time.monotonic() + LOOK_S
         self._failure: Exception | None = None
@@ -142,18 +155,26 @@ class JournalCopy:
             ) from self._failure
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
-    def close(self, within_s: float = 5.0) -> bool:
+    def close(self, within_s: float = SHORT_S, *, tell: Callable[[str], None] = ignore) -> bool:
         """Copy the rest; return whether all is copied.
 
         Args:
             within_s: the most seconds to wait if the store does not answer.
+            tell: shows a line after `SHORT_S` of waiting.
         """
         self._closing.set()
         self._due.set()
-        self._thread.join(within_s)
-        self._cancel.cancel()
-        self._thread.join(within_s)
+        self._thread.join(min(within_s, SHORT_S))
+        if within_s > SHORT_S and self._thread.is_alive():
+            tell(f"Waiting for the journal to reach {self.objects.address}.")
+            self._thread.join(within_s - SHORT_S)
+        self.give_up()
+        self._thread.join(SHORT_S)
         return not self.is_behind
+
+    def give_up(self) -> None:
+        """Make `close` return soon, without the rest; safe in signal handlers."""
+        self._cancel.cancel()
 
     def _grown(self, position: JournalPosition) -> None:
         done = self._done
@@ -174,9 +195,9 @@ class JournalCopy:
                 self._due.clear()
                 is_due = is_last or time.monotonic() >= self._look_at
                 if is_due or self.journal.position != self._done:
-                    self._behind_since = time.monotonic()
-                    self._copy_new(is_last=is_last)
-                    self._behind_since = None
+                    self._behind_since = self._behind_since or time.monotonic()
+                    if self._copy_new(is_last=is_last):
+                        self._behind_since = None
                 if is_last:
                     return
                 self._due.wait(PERIOD_S)
@@ -185,10 +206,12 @@ class JournalCopy:
         except Exception as error:  # noqa: BLE001  the thread's edge: `notices` raises it where it is asked
             self._failure = error
 
-    def _copy_new(self, *, is_last: bool) -> None:
+    def _copy_new(self, *, is_last: bool) -> bool:
+        """Copy what is new; return whether the copy has it."""
         at = self.journal.position
         try:
-            self._copy_up_to(at)
+            if not self._copy_up_to(at, is_last=is_last):
+                return False
             if is_last or time.monotonic() >= self._look_at:
                 self._send_missing()
         except StoreError:
@@ -196,23 +219,35 @@ class JournalCopy:
         except FileNotFoundError:  # later snapshots have replaced it
             self._closing.wait(PERIOD_S)
             self._due.set()
-            return
+            return False
         except OSError as error:
             self._in_trouble(f"{error.filename} cannot be read: {error.strerror}")
-            return
+            return False
         self._turn, self._done = at.turn, at
         self.copied()
+        return True
 
-    def _copy_up_to(self, at: JournalPosition) -> None:
-        """Copy up to a position; each snapshot precedes its segment, as `fetch_copy` expects."""
+    def _copy_up_to(self, at: JournalPosition, *, is_last: bool) -> bool:
+        """Copy up to a position; each snapshot precedes its segment, as `fetch_copy` expects.
+
+        Returns:
+            Whether that was possible; False while a snapshot waits for results.
+        """
         folder = self.journal.folder
         tuner = folder.parent / TUNER
         if not self._is_ready and tuner.exists():  # constant while the journal is open
             self._send_all(tuner)
-        if at.snapshot > self._snapshot and (not self._is_ready or self.may_copy(at.snapshot)):
-            self._send_grown(folder / HISTORY, at.history)
-            self._send_all(snapshot_file(folder, at.snapshot))
-            self._snapshot = at.snapshot
+        if at.snapshot > self._snapshot:
+            if not self._is_ready or self.may_copy(at.snapshot):
+                self._begin_with(at)
+            elif self._lacks_turns(at):
+                if not (is_last or self._has_waited_for_results()):
+                    return False
+                self._notices.append(
+                    "the copy of the journal continues with a snapshot, but the store lacks"
+                    " results before it: see the errors about folders that were not copied"
+                )
+                self._begin_with(at)
         first = max(1, self._snapshot)
         for number in range(first, at.segment + 1):
             path = turns_file(folder, number)
@@ -230,6 +265,29 @@ class JournalCopy:
             # The previous snapshot's files stay, so that a fetch in progress is not disturbed.
             self._forget_before(self._base)
             self._base = first
+        return True
+
+    def _begin_with(self, at: JournalPosition) -> None:
+        """Copy the newest snapshot, which the copy begins with from now on."""
+        self._send_grown(self.journal.folder / HISTORY, at.history)
+        self._send_all(snapshot_file(self.journal.folder, at.snapshot))
+        self._snapshot, self._lacking_since = at.snapshot, None
+
+    def _lacks_turns(self, at: JournalPosition) -> bool:
+        """Whether the journal has removed turns before its snapshot that are not copied yet."""
+        segments = range(max(1, self._snapshot), at.snapshot)
+        return any(
+            number not in self._whole and not turns_file(self.journal.folder, number).exists()
+            for number in segments
+        )
+
+    def _has_waited_for_results(self) -> bool:
+        if self._lacking_since is None:
+            self._lacking_since = time.monotonic()
+            self._notices.append(
+                "the copy of the journal waits until the results of its trials are in the store"
+            )
+        return time.monotonic() - self._lacking_since >= _RESULTS_WITHIN_S
 
     def _send_all(self, path: Path) -> None:
         self._send_grown(path, path.stat().st_size)

@@ -43,6 +43,11 @@ class StoreClaim:
         self._read_at = -math.inf
         self._reading = threading.Lock()
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether an earlier read found another run."""
+        return self._later is not None
+
     def write(self, record: RunRecord) -> None:
         """Claim the store for this run, or update this run's record.
 

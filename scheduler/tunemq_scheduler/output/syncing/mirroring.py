@@ -31,6 +31,10 @@ _SETTLED_NS: Final = 2 * 10**9
 _Stamps = dict[str, tuple[FileStamp, ...]]
 
 
+class FilesLeftOut(StoreError):
+    """Some files were not copied; all others were."""
+
+
 class MirroredFiles:
     """Remembers copied files, so that unchanged ones are not copied again.
 
@@ -66,6 +70,7 @@ def upload_folder(
     others.
 
     Raises:
+        FilesLeftOut: such files exist; the message names the first. All others are copied.
         StoreError: a file could not be copied; the message names it. Copied files stay.
         Cancelled, TimedOut: see `CancelToken`.
     """
@@ -97,7 +102,7 @@ def upload_folder(
             if is_settled:
                 known[name] = (stamp,)
     if failures:
-        raise StoreError(
+        raise FilesLeftOut(
             f"{len(failures)} of the files in {local_path} cannot be copied, the first: "
             f"{failures[0]}"
         )

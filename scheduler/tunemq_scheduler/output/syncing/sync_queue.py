@@ -15,6 +15,7 @@ from typing import Final
 
 from tunemq_scheduler.output.syncing.background_transfer import BackgroundTransfer
 from tunemq_scheduler.output.syncing.destinations import join
+from tunemq_scheduler.output.syncing.mirroring import FilesLeftOut
 from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.base.retrying import CancelToken
@@ -129,6 +130,8 @@ class SyncQueue:
             self._condemned = [*work.condemned, *self._condemned]
             if transfer.threads():
                 self._abandon(work)
+            if work.copies and isinstance(error.__cause__ or error, FilesLeftOut):
+                self.copied_at = self.synced_at  # those are the trial's: its results are copied
             return error
         for name in work.expected:
             if name in self._expected and not os.path.isdir(self._path(name)):

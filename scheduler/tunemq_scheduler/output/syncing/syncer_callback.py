@@ -53,6 +53,8 @@ TRANSFERS: Final = 4
 REST_S: Final = 1.0
 #: The same where nodes upload the checkpoints themselves, so that copies are less urgent.
 ARTIFACTS_REST_S: Final = 10.0
+#: The most seconds until a transfer that failed is repeated.
+_RETRY_S: Final = 60.0
 #: Seconds of waiting for the last syncs before a message says so.
 _SILENT_S: Final = 5.0
 
@@ -129,8 +131,8 @@ class SyncerCallback(LoggerCallback):
         self._experiment: SyncQueue | None = None
         self._waiting: dict[int, SyncQueue] = {}
         self._running: list[SyncQueue] = []
-        #: The last unresolved error of each folder, by its title.
-        self._failures: dict[str, str] = {}
+        #: The last unresolved error of each folder.
+        self._failures: dict[SyncQueue, str] = {}
 
     # --- hooks ------------------------------------------------------------------------------------
 
@@ -181,6 +183,10 @@ class SyncerCallback(LoggerCallback):
         own = self._experiment_queue()
         if not own.is_last and time.monotonic() - own.synced_at >= self.sync_period:
             self._want(own)
+        for failed in self._failures:
+            is_due = time.monotonic() - failed.synced_at >= _RETRY_S
+            if is_due and not failed.has_copied(math.inf):
+                self._want(failed)
         self._turn()
 
     def on_experiment_end(self, trials: Sequence[TrialView], **info: Any) -> None:
@@ -224,9 +230,7 @@ class SyncerCallback(LoggerCallback):
 
     def has_copied(self, until: float) -> bool:
         """Whether all results of trials until then are at the destination."""
-        return not self._failures and all(
-            sync_queue.has_copied(until) for sync_queue in self._sync_queues.values()
-        )
+        return all(sync_queue.has_copied(until) for sync_queue in self._sync_queues.values())
 
     def give_up(self) -> None:
         """Make `on_experiment_end` return now, with the files synced so far."""
@@ -262,7 +266,7 @@ class SyncerCallback(LoggerCallback):
                 self._bell.get(timeout=min(deadline - now, REST_S))
         failures, self._failures = self._failures, {}
         if failures:
-            listed = "".join(f"\n  {title}: {error}" for title, error in failures.items())
+            listed = "".join(f"\n  {one.title}: {error}" for one, error in failures.items())
             amount = "1 folder was" if len(failures) == 1 else f"{len(failures)} folders were"
             place = without_settings(self.remote_dir)
             raise TuneError(f"{amount} not wholly copied to {place}:{listed}")
@@ -300,20 +304,21 @@ class SyncerCallback(LoggerCallback):
 
     def _record(self, sync_queue: SyncQueue, error: Exception | None) -> None:
         if error is None:
-            self._failures.pop(sync_queue.title, None)
+            for failed in [one for one in self._failures if one.local == sync_queue.local]:
+                del self._failures[failed]
         else:
-            self._failures[sync_queue.title] = str(error) or type(error).__name__
             place = without_settings(sync_queue.remote)
-            _log.error("%s was not wholly copied to %s: %s", sync_queue.title, place, error)
-        if sync_queue.is_last and id(sync_queue) not in self._waiting:
+            if (text := str(error) or type(error).__name__) != self._failures.get(sync_queue):
+                _log.error("%s was not wholly copied to %s: %s", sync_queue.title, place, text)
+            self._failures[sync_queue] = text
+        is_over = sync_queue.is_last and id(sync_queue) not in self._waiting
+        if is_over and sync_queue.has_copied(math.inf):
             self._sync_queues.pop(os.path.basename(sync_queue.local), None)
 
     def _cancel_all(self) -> None:
         for sync_queue in [*self._running, *self._waiting.values()]:
             sync_queue.cancel()
-            self._failures.setdefault(
-                sync_queue.title, "it was not done in time, and was cancelled"
-            )
+            self._failures.setdefault(sync_queue, "it was not done in time, and was cancelled")
         self._running.clear()
         self._waiting.clear()
 

@@ -26,7 +26,9 @@ from tests.unit.scheduler.recorded_syncs import (
     tell,
     trial_in,
 )
+from tunemq_scheduler.output.syncing import syncer_callback
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
+from tunemq_scheduler.output.syncing.mirroring import FilesLeftOut
 from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
 from tunemq_shared.base.errors import TuneError
 
@@ -81,6 +83,36 @@ def test_failed_sync_that_a_later_one_fixed_is_not_reported(
     counter.failing.clear()
     tell(callback, "on_trial_complete", trial)
     callback.wait_for_all()
+
+
+def test_failed_last_sync_of_an_ended_trial_is_repeated(
+    make: Callable[..., SyncerCallback],
+    counter: Counter,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(syncer_callback, "_RETRY_S", 0.01)
+    callback, trial = make(), trial_in(folder)
+    counter.failing[str(trial)] = OSError("for now")
+    tell(callback, "on_trial_complete", trial)
+    eventually(lambda: callback.on_step_end(1, []) or counter.of(str(trial)) > 6)
+    assert not callback.has_copied(time.monotonic())
+    counter.failing.clear()
+    eventually(lambda: callback.on_step_end(1, []) or callback.has_copied(time.monotonic()))
+    callback.wait_for_all()
+    assert str(trial) not in callback._sync_queues
+
+
+def test_trial_whose_own_files_cannot_be_copied_has_its_results_copied(
+    make: Callable[..., SyncerCallback], counter: Counter, folder: Path
+) -> None:
+    callback, trial = make(), trial_in(folder)
+    counter.failing[str(trial)] = FilesLeftOut("1 of the files cannot be copied")
+    tell(callback, "on_trial_complete", trial)
+    settled(callback)
+    assert callback.has_copied(time.monotonic())
+    with pytest.raises(TuneError, match="1 of the files cannot be copied"):
+        callback.wait_for_all()
 
 
 @pytest.mark.parity(148, 167)
