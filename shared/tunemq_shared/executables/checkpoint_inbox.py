@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from tunemq_shared.base.errors import TrainableError
+
 
 class CheckpointInbox:
     """The folder for new checkpoints, and another for those taken out of it.
@@ -25,7 +27,16 @@ class CheckpointInbox:
         os.makedirs(self._taken)
 
     def take(self) -> str | None:
-        """Move the folder's content to a new folder and return that; None if there is none."""
+        """Move the folder's content to a new folder and return that; None if there is none.
+
+        Raises:
+            TrainableError: The program replaced the folder by a link; its target is not ours.
+        """
+        if os.path.islink(self.folder):
+            raise TrainableError(
+                f"the program replaced its checkpoint folder {self.folder} by a link to "
+                f"{os.path.realpath(self.folder)}; write or copy files into the folder itself."
+            )
         names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
         if not names:
             return None

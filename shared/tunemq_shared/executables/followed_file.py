@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from tunemq_shared.base.errors import MetricError
 from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.executables.metric_lines import LineSplitter
+
+_CHUNK: Final = 2**20
 
 
 class FollowedFile:
@@ -36,20 +39,28 @@ class FollowedFile:
         """Read the objects since the last call; with ``is_last`` also a line without its line end.
 
         Raises:
-            MetricError: A line is not a JSON object.
+            MetricError: A line is not a JSON object, or the file is not a regular one.
         """
         try:
-            with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # the program truncated it
-                    self._offset = self._lines = 0
-                    self._splitter.last()
-                file.seek(self._offset)
-                piece = file.read()
+            file = open(self._path, "rb", buffering=0, opener=_open_at_once)
         except FileNotFoundError:
             return
-        self._offset += len(piece)
-        lines = self._splitter.split(piece)
-        for line in [*lines, *(self._splitter.last() if is_last else [])]:
+        with file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise MetricError(f"{self._path} is not a regular file; write JSON lines to one.")
+            if status.st_size < self._offset:  # the program truncated it
+                self._offset = self._lines = 0
+                self._splitter.last()
+            file.seek(self._offset)
+            while self._offset < status.st_size and (piece := file.read(_CHUNK)):
+                self._offset += len(piece)
+                yield from self._objects(self._splitter.split(piece))
+        if is_last:
+            yield from self._objects(self._splitter.last())
+
+    def _objects(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+        for line in lines:
             self._lines += 1
             if line.strip():
                 yield self._read(line)
@@ -68,3 +79,8 @@ class FollowedFile:
             f"{self._path}, line {self._lines}: {line[:200].decode('utf-8', 'replace')!r} cannot be"
             f' read ({reason}); each line has to be a JSON object such as {{"loss": 0.3}}.'
         )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -7,6 +7,7 @@ full, the program waits.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import selectors
@@ -119,9 +120,10 @@ class ProgramResultReader:
                     self._take_call()
                 if self._ended in ready:
                     break
-        # A child of the program may hold the pipe open, so end of file is not awaited.
-        while self._read_stdout():
-            continue
+        # A child of the program may hold the pipe open and print on, so end of file is not awaited.
+        left = fcntl.fcntl(self._stdout, fcntl.F_GETPIPE_SZ)
+        while left > 0 and (piece := self._read_stdout()):
+            left -= len(piece)
         for line in self._splitter.last():
             self._take_line(line)
         self._look_at_file(is_last=True)

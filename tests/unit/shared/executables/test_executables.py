@@ -392,6 +392,29 @@ def test_children_of_an_ended_program_are_killed(trials, tmp_path):
     eventually(lambda: not runs(tmp_path / "pid"))
 
 
+def test_child_that_prints_without_end_does_not_keep_the_trial_of_an_ended_program(trials):
+    trials.run("yes & yes & echo loss=1; sleep 0.5")
+
+    assert trials.channel.kinds[-1] == "TrialFinished"
+
+
+def test_metrics_file_that_is_a_fifo_fails_the_trial_at_once(trials):
+    script = 'mkfifo "$TUNEMQ_TRIAL_DIR/m.jsonl"; sleep 600'
+    trials.run(executable(["sh", "-c", script], metrics_from="m.jsonl"))
+
+    assert "m.jsonl is not a regular file" in trials.channel.failure.error
+
+
+def test_checkpoint_folder_that_became_a_link_keeps_what_it_leads_to(trials, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").write_text("m")
+    script = f'rmdir "$TUNEMQ_CHECKPOINT_DIR"; ln -s {tmp_path}/data "$TUNEMQ_CHECKPOINT_DIR"; '
+    trials.run(script + "echo loss=1; sleep 1")
+
+    assert "by a link" in trials.channel.failure.error
+    assert (tmp_path / "data" / "mine").read_text() == "m"
+
+
 def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
     script = (
         "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
