@@ -162,6 +162,29 @@ def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
     assert "such as journal/\\udcff" in reason
 
 
+def test_transfer_of_a_folder_of_very_many_names_needs_little_memory(node, tmp_path, minio, bucket):
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "plain").write_text("x")
+    fd = os.open(folder, os.O_RDONLY)
+    for _ in range(14):
+        os.mkdir("d" * 250, dir_fd=fd)
+        outer, fd = fd, os.open("d" * 250, os.O_RDONLY, dir_fd=fd)
+        os.close(outer)
+    os.close(os.open("0", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    for number in range(1, 40_000):
+        os.link("0", str(number), src_dir_fd=fd, dst_dir_fd=fd)
+    os.close(fd)
+    it = Waiting()
+    order = UploadTrialFiles(node.store, "trial", str(folder), 1, 200)
+    node.transfers.start(order, *it.callbacks)
+    reason, _ = node.fail(it)
+    assert "their paths have more than" in reason
+    status = Path(f"/proc/{node.transfers.pid}/status").read_text()
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 150 * 2**10
+    assert {name.rpartition("/")[2] for name in objects(minio, bucket)} == {"plain"}
+
+
 def test_a_file_that_did_not_change_is_not_sent_again(node, source, tmp_path):
     node.write(source)
     first = node.finish(node.upload())

@@ -168,10 +168,11 @@ def make_copy_folder(parent: str, attempt: int) -> str:
 
 def remove_copies(parent: str, attempt: int) -> None:
     """Remove what `make_copy_folder` made for an attempt that has ended, if it is possible."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            if name.startswith(_of_attempt(attempt)):
-                remove(os.path.join(parent, name))
+    # A list of the names may not fit in memory.
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_of_attempt(attempt)):
+                remove(entry.path)
 
 
 def _of_attempt(attempt: int) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tunemq_shared.system.folder_trees import remove_tree, statuses
+from tunemq_shared.system.folder_trees import names_in, remove_tree, statuses
 from tunemq_shared.system.plain_files import open_plain, open_regular
 
 STAGING: Final = ".staging"
@@ -91,10 +91,7 @@ class StagingFolder:
         """
         files = size = 0
         until = time.monotonic() + _LOOK_S
-        try:
-            found = {name.removesuffix(_LOCK) for name in os.listdir(self._folder)}
-        except OSError:  # there is no folder, or a trial put another file in its place
-            return RemovedFiles(0, 0)
+        found = {name.removesuffix(_LOCK) for name in names_in(self._folder)}
         for folder in (self._folder / name for name in found):
             lock = folder.with_name(folder.name + _LOCK)
             with _free(lock, folder, until) as is_free:

@@ -10,13 +10,16 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 #: `remove_tree` removes this many levels, twice as many as a path can have. A live trial could add
 #: levels as fast as it removes them.
 MAX_DEPTH: Final = 4_000
+#: The most names of one folder in memory: a trial can make more than fit.
+MAX_NAMES: Final = 100_000
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -24,7 +27,9 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk top down like `os.walk`: yields each folder's path, folders and other names.
 
-    Unreadable folders, and those with paths that are too long, are skipped; links are not followed.
+    It is for folders that TuneMQ filled: a trial can put more names into one than fit in memory,
+    for which there is `entries`. Unreadable folders, and those with paths that are too long, are
+    skipped; links are not followed.
     """
     waiting = [os.fspath(top)]
     while waiting:
@@ -41,10 +46,32 @@ def walk(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str
         waiting.extend(os.path.join(path, name) for name in reversed(folders))
 
 
+def entries(
+    top: str | os.PathLike[str],
+    is_left_out: Callable[[str, str], bool] = lambda _path, _name: False,
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all entries below a folder, each with its folder's path; keeps names of folders only.
+
+    Skips what `walk` skips, and what is in folders that ``is_left_out`` names: it takes the path
+    of the folder around one, and its name.
+    """
+    waiting: list[tuple[str, ...]] = [(os.fspath(top),)]
+    while waiting:
+        path = os.path.join(*waiting.pop())
+        try:
+            for entry in _scan(path):
+                yield path, entry
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder and not is_left_out(path, entry.name):
+                    waiting.append((path, entry.name))
+        except OSError:
+            continue
+
+
 def statuses(
     top: str | os.PathLike[str], until: float = math.inf, most: float = math.inf
 ) -> Iterator[os.stat_result]:
-    """Yield the status of a file or folder, and of all below it that can be read, as `walk` does.
+    """Yield the status of a file or folder, and of all `entries` below it.
 
     A live trial could add files as fast as they are counted.
 
@@ -53,23 +80,11 @@ def statuses(
     """
     with suppress(OSError):
         yield os.lstat(top)
-    waiting = [os.fspath(top)]
-    names = 0
-    while waiting:
-        path = waiting.pop()
-        try:
-            for entry in _scan(path):
-                names += 1
-                if names > most or time.monotonic() >= until:
-                    raise TimeoutError(errno.ETIMEDOUT, "it has too many files", os.fspath(top))
-                with suppress(OSError):
-                    yield entry.stat(follow_symlinks=False)
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(os.path.join(path, entry.name))
-        except TimeoutError:
-            raise
-        except OSError:
-            continue
+    for names, (_, entry) in enumerate(entries(top), 1):
+        if names > most or time.monotonic() >= until:
+            raise TimeoutError(errno.ETIMEDOUT, "it has too many files", os.fspath(top))
+        with suppress(OSError):
+            yield entry.stat(follow_symlinks=False)
 
 
 def _scan(path: str) -> Iterator[os.DirEntry[str]]:
@@ -96,8 +111,8 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     try:
         _make_writable(top_fd)
         for _ in range(MAX_DEPTH):
-            # A list, because each entry has to be removed, not only those up to a deep folder.
-            if not any([_empty(name, top_fd) for name in _names(top_fd)]):  # noqa: C419
+            # A list, because each entry has to be removed, not only those up to the first.
+            if not any([_remove(name, top_fd) for name in names_in(top_fd)]):  # noqa: C419
                 break
     finally:
         os.close(top_fd)
@@ -105,31 +120,40 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
         os.rmdir(top)
 
 
-def _empty(name: str, top_fd: int) -> bool:
-    """Remove an entry of the top folder; returns whether it moved inner folders to the top."""
+def _remove(name: str, top_fd: int) -> bool:
+    """Remove an entry of the top folder, or a part of it; returns whether it removed something.
+
+    It moves inner folders to the top.
+    """
     try:
         fd = os.open(name, _OPEN, dir_fd=top_fd)
     except OSError:
         with suppress(OSError):
             os.unlink(name, dir_fd=top_fd)
+            return True
         return False
-    has_moved = False
+    has_removed = False
     try:
         _make_writable(fd)
-        for inner in _names(fd):
-            try:
-                os.unlink(inner, dir_fd=fd)
-            except OSError:
-                with suppress(OSError):
-                    _allow_moving(inner, fd)
-                    to = f".removed-{os.urandom(8).hex()}"
-                    os.rename(inner, to, src_dir_fd=fd, dst_dir_fd=top_fd)
-                    has_moved = True
+        for inner in names_in(fd):
+            with suppress(OSError):
+                _unlink_or_move(inner, fd, top_fd)
+                has_removed = True
     finally:
         os.close(fd)
     with suppress(OSError):
         os.rmdir(name, dir_fd=top_fd)
-    return has_moved
+        return True
+    return has_removed
+
+
+def _unlink_or_move(name: str, folder_fd: int, top_fd: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder_fd)
+    except OSError:
+        _allow_moving(name, folder_fd)
+        to = f".removed-{os.urandom(8).hex()}"
+        os.rename(name, to, src_dir_fd=folder_fd, dst_dir_fd=top_fd)
 
 
 def _allow_moving(name: str, folder_fd: int) -> None:
@@ -146,8 +170,10 @@ def _make_writable(fd: int) -> None:
         os.fchmod(fd, 0o700)
 
 
-def _names(fd: int) -> list[str]:
+def names_in(folder: int | str | os.PathLike[str]) -> list[str]:
+    """Return the names in a folder, at most `MAX_NAMES`; none if it cannot be read."""
     try:
-        return os.listdir(fd)
+        with os.scandir(folder) as found:
+            return [entry.name for entry in islice(found, MAX_NAMES)]
     except OSError:
         return []

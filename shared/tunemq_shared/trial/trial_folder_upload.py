@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +18,15 @@ from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.code.blob_store import ref_of
 from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
-from tunemq_shared.system.folder_trees import walk
+from tunemq_shared.system.folder_trees import entries
 from tunemq_shared.system.plain_files import opened_below
 
 #: The most bytes of a trial's files in the store together; files beyond that stay out.
 LIMIT_BYTES: Final = 2**30
+#: The most files and folders that are listed, and characters of their paths together: hard links
+#: cost a trial no disk space, but this process memory.
+MAX_NAMES: Final = 100_000
+MAX_NAME_CHARS: Final = 2**24
 #: Files that each attempt of a trial has separately.
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
 #: Names that a worker may not write in the store: see ``deploy/minio/worker-policy.json``.
@@ -56,15 +62,17 @@ def send_folder(
         limit_bytes: The most bytes of all files together.
 
     Raises:
-        StoreError: Some files could not be sent; all others were. Names the largest that exceeded
-            the limit, or one that was skipped.
+        StoreError: Some files could not be sent; all others were. Names the limit, the largest that
+            exceeded it, or one that was skipped.
     """
     left = limit_bytes
     too_much: list[tuple[int, str]] = []
     reserved: list[str] = []
     unnamed: list[str] = []
     invalid: list[str] = []
-    for size, name in sorted(_files(folder)):
+    found, are_all = _files(folder, cancel)
+    for size, name in sorted(found):
+        cancel.check()
         *folders, last = name.split(os.sep)
         if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
             reserved.append(name)
@@ -83,6 +91,11 @@ def send_folder(
             _send(objects, folder, name, f"{key}/{shown}", cancel, on_trouble)
         except InvalidObjectName:
             invalid.append(name)
+    if not are_all:
+        raise StoreError(
+            f"the folder has more than {MAX_NAMES} files and folders, or their paths have more than"
+            f" {MAX_NAME_CHARS} characters; have the trial pack them into an archive."
+        )
     if unnamed:
         raise StoreError(
             f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
@@ -139,11 +152,19 @@ def _is_never_copied(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER_COPIED_CHECKPOINTS)
 
 
-def _files(folder: Path) -> Iterator[tuple[int, str]]:
-    for path, folders, names in walk(folder):
-        if path == str(folder):
-            folders[:] = [name for name in folders if not _is_never_copied(name)]
-        for name in names:
-            file = os.path.join(path, name)
-            if os.path.isfile(file) and not os.path.islink(file):
-                yield os.lstat(file).st_size, os.path.relpath(file, folder)
+def _files(folder: Path, cancel: CancelToken) -> tuple[list[tuple[int, str]], bool]:
+    """Return files as (size, relative path), and whether these are all; stop at the limits."""
+    found: list[tuple[int, str]] = []
+    chars = 0
+    below = entries(folder, lambda path, name: path == str(folder) and _is_never_copied(name))
+    for names, (path, entry) in enumerate(below, 1):
+        cancel.check()
+        name = os.path.relpath(os.path.join(path, entry.name), folder)
+        chars += len(name)
+        if names > MAX_NAMES or chars > MAX_NAME_CHARS:
+            return found, False
+        with suppress(OSError):  # the trial removed it, or its folder's permissions
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_size, name))
+    return found, True

@@ -22,7 +22,7 @@ import msgspec
 
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
-from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_shared.system.folder_trees import remove_tree, statuses
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import FetchBlob
@@ -249,18 +249,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
 
 def _size_of(path: str) -> int:
     """Return the bytes that a file or folder takes on the disk; 0 if it does not exist."""
-    size = 0
-    for folder, _, names in walk(path):
-        for name in ("", *names):
-            size += _blocks(os.path.join(folder, name))
-    return size or _blocks(path)
-
-
-def _blocks(path: str) -> int:
-    try:
-        return os.lstat(path).st_blocks * 512
-    except OSError:
-        return 0
+    return sum(status.st_blocks * 512 for status in statuses(path))
 
 
 def _delete(path: str) -> None:

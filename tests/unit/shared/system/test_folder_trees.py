@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import pytest
 
 from tunemq_shared.system import folder_trees
-from tunemq_shared.system.folder_trees import remove_tree, statuses, walk
+from tunemq_shared.system.folder_trees import entries, remove_tree, statuses, walk
 
 DEPTH = 3_000
 
@@ -73,7 +74,7 @@ def test_remove_tree_of_a_folder_that_a_live_process_deepens_ends(tmp_path):
         deepen()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder_trees, "MAX_DEPTH", 500)
-        patch.setattr(folder_trees, "_names", listdir)
+        patch.setattr(folder_trees, "names_in", listdir)
         remove_tree(top)
 
     assert top.exists()
@@ -81,6 +82,23 @@ def test_remove_tree_of_a_folder_that_a_live_process_deepens_ends(tmp_path):
         os.close(fd)
     remove_tree(top)
     assert os.listdir(tmp_path) == []
+
+
+def test_remove_tree_of_many_names_needs_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_trees, "MAX_NAMES", 100)
+    for folder in (tmp_path / "top", tmp_path / "top" / "inner" / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "0").touch()
+        for number in range(1, 3_000):
+            os.link(folder / "0", folder / f"{number:0250}")
+    tracemalloc.start()
+    try:
+        remove_tree(tmp_path / "top")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert os.listdir(tmp_path) == []
+    assert peak < 2**18
 
 
 def test_folders_without_rights_are_removed_and_links_are_not_followed(tmp_path):
@@ -123,14 +141,14 @@ def test_walk_equals_os_walk(tmp_path):
     assert list(walk(tmp_path / "gone")) == []
 
 
-def test_walk_skips_folders_that_its_caller_removed(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    seen = []
-    for path, folders, _ in walk(tmp_path):
-        seen.append(os.path.basename(path))
-        if path == str(tmp_path):
-            folders.clear()
-    assert len(seen) == 1
+def test_entries_are_all_below_except_in_folders_that_are_left_out(tmp_path):
+    for name in ("a/b", "a/left out/c", "left out"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    found = entries(tmp_path, lambda _, name: name == "left out")
+    names = [os.path.relpath(os.path.join(path, entry.name), tmp_path) for path, entry in found]
+    assert sorted(names) == ["a", "a/b", "a/b/file", "a/left out", "left out", "link"]
 
 
 def test_walk_of_deep_folders_ends(tmp_path, make_deep):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from tests.support.leases import leased
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import CancelToken
+from tunemq_shared.base.retrying import CancelToken, TransferCancelled
 from tunemq_shared.objects.object_store import InvalidObjectName
+from tunemq_shared.trial import trial_folder_upload
 from tunemq_shared.trial.trial_folder_upload import send_folder
 
 
@@ -101,6 +103,37 @@ def test_send_folder_names_that_are_too_long_are_left_out_and_reported(folder):
     with pytest.raises(StoreError, match=r"1 files were not sent, such as d{100}\.\.\.: .*1024"):
         send(folder, objects=objects)
     assert objects.there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
+
+
+@pytest.mark.parametrize("limit", ["MAX_NAMES", "MAX_NAME_CHARS"])
+def test_send_folder_with_too_many_names_sends_some_within_little_memory(
+    limit, folder, monkeypatch
+):
+    deep = folder / "/".join(["d" * 250] * 12)
+    deep.mkdir(parents=True)
+    (deep / "0").touch()
+    for number in range(1, 2_000):
+        os.link(deep / "0", deep / str(number))
+    monkeypatch.setattr(trial_folder_upload, limit, 40 if limit == "MAX_NAMES" else 50_000)
+    objects = Objects()
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match=r"more than .*pack them into an archive"):
+            send(folder, objects=objects)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+    assert {"train_a/stdout.1", "train_a/plots/a.png"} >= objects.there.keys() > set()
+
+
+def test_send_folder_that_is_cancelled_ends_while_it_lists_files(folder):
+    objects, cancel = Objects(), CancelToken()
+    cancel.cancel()
+    for name in ("stdout", "stderr", "plots/a.png"):
+        (folder / name).unlink()
+    with pytest.raises(TransferCancelled):
+        send_folder(objects, folder, "train_a", 1, cancel)
 
 
 def test_file_being_written_is_left_to_the_next_upload(folder):

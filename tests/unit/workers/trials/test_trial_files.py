@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 
@@ -222,6 +223,24 @@ def test_node_that_ends_waits_for_no_upload(world):
     world.leave()
     world.files.close()
     assert world.files.unsettled() == set()
+
+
+def test_copies_of_checkpoints_of_a_killed_trial_are_removed_whatever_it_named_files(world):
+    begun = world.process()
+    for name in ("checkpoint_tmp_1_a", "checkpoint_tmp_1_b", "checkpoint_tmp_2_a", "mine"):
+        (world.path("a") / name / "files").mkdir(parents=True)
+    for number in range(1, 3_000):
+        os.symlink("none", world.path("a") / f"{number:0250}")
+    tracemalloc.start()
+    try:
+        world.files.cut_off(("a", 1), begun)
+        world.disk.settle()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    left = {name for name in os.listdir(world.path("a")) if not name.isdigit()}
+    assert left == {"checkpoint_tmp_2_a", "mine"}
+    assert peak < 2**18
 
 
 def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # noqa: F811
