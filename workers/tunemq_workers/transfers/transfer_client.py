@@ -1,7 +1,8 @@
 """`TransferClient`: the node's end of its transfers, with their listeners and timeouts.
 
 The transfers process holds no state: when it dies, the node starts another and repeats all
-unfinished orders, since every transfer may be done twice.
+unfinished orders, since every transfer may be done twice. A trial can make files that kill the
+process, so after a death one trial's files are sent at a time, and given up after the second.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from tunemq_workers.runtime.reactor import Reactor, Timer, cancel, do_nothing
 _LEAVING_S: Final = 90.0
 #: Seconds without work after which the node ends the process, to free its clients' memory.
 _IDLE_S: Final = 60.0
+
+#: How often the process may die while it sends a trial's files.
+_MAX_DEATHS: Final = 2
 
 #: Seconds for which `try_store` tries a store, and the pause before it tries again.
 _TRIED_S: Final = 3600.0
@@ -57,6 +61,8 @@ class _Job(msgspec.Struct, eq=False):
     is_begun: bool = False
     #: ... and has the order to abandon it.
     is_abandoned: bool = False
+    #: How often the process died during it, for a trial's files.
+    deaths: int = 0
     #: Why the transfer is delayed now; and why it was delayed last.
     trouble: str = ""
     problem: str = ""
@@ -187,11 +193,19 @@ class TransferClient:
 
     def _begin(self, job: _Job) -> None:
         """Order the transfer from the process; if there is none, start it and order later."""
+        if _sends_files(job) and self._must_wait():
+            return
         if self._child.is_up:
             job.is_begun, job.is_abandoned = True, False
             self._child.send(messages.encode(messages.BeginTransfer(job.id, job.transfer)))
         else:
             self._child.start_if_none()
+
+    def _must_wait(self) -> bool:
+        """Whether a trial's files are being sent alone, to find out whether they are deadly."""
+        jobs = self._jobs.values()
+        are_sent = any(_sends_files(one) and one.is_begun for one in jobs)
+        return are_sent and any(one.deaths for one in jobs)
 
     def _begin_all(self) -> None:
         jobs = list(self._jobs.values())
@@ -211,6 +225,10 @@ class TransferClient:
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]
         self._fetched.pop(_target(job.transfer), None)
+        if _sends_files(job) and self._child.is_up:
+            for one in self._jobs.values():
+                if not one.is_begun and _sends_files(one):
+                    self._begin(one)
         if not self._jobs:
             cancel(self._idle)
             self._idle = self._reactor.after(_IDLE_S, self._rest)
@@ -267,11 +285,19 @@ class TransferClient:
         self._traffic_before, self._traffic = self.traffic.ended, StoreTraffic()
         if why:
             self.on_death(why)
+        reason = (
+            f"the transfers process died {_MAX_DEATHS} times while it sent them ({why});"
+            " if memory ran out, have the trial write fewer files."
+        )
         jobs = list(self._jobs.values())
         for job in jobs:
+            job.deaths += job.is_begun and _sends_files(job)
             job.is_begun = False
         for job in jobs:
-            if job.id in self._jobs:
+            if job.id in self._jobs and job.deaths == _MAX_DEATHS:
+                self._forget(job)
+                self._finish(job.listeners, lambda listener: listener.on_failed(reason, False))
+            elif job.id in self._jobs:
                 self._over(job)
                 self._set_trouble(job, why)
 
@@ -326,6 +352,10 @@ def _target(transfer: messages.Transfer) -> tuple[str, ...]:
             return transfer.store, transfer.key, transfer.sha256, transfer.folder
         case _:
             return ()
+
+
+def _sends_files(job: _Job) -> bool:
+    return isinstance(job.transfer, messages.UploadTrialFiles)
 
 
 def _name(job: _Job) -> str:

@@ -20,6 +20,7 @@ from tunemq_workers.runtime.transfer_messages import (
     DownloadCheckpoint,
     UploadCheckpoint,
     UploadResult,
+    UploadTrialFiles,
 )
 from tunemq_workers.transfers import transfer_client
 from tunemq_workers.transfers.transfer_client import TransferClient
@@ -139,6 +140,10 @@ def upload(name: str, timeout_s: float = 300) -> UploadCheckpoint:
 
 def download(name: str, timeout_s: float = 300) -> DownloadCheckpoint:
     return DownloadCheckpoint("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
+
+
+def files(name: str) -> UploadTrialFiles:
+    return UploadTrialFiles("s3://b/x", f"t/{name}", "/trials/t", 1, 300)
 
 
 def test_no_process_exists_before_the_first_transfer(transfers, processes, reactor):
@@ -325,6 +330,32 @@ def test_process_that_always_dies_does_not_block_requests_for_ever(
     [(reason, _)] = it.failed
     assert "ended with exit code 3" in reason
     assert len(processes.started) <= 4
+
+
+def test_files_of_a_trial_during_which_the_process_died_twice_are_given_up(
+    transfers, processes, reactor
+):
+    """After the first death one trial's files are sent at a time, to find whose are deadly."""
+    slow, checkpoint, deadly = Waiting(), Waiting(), Waiting()
+    number = transfers.start(files("slow"), *slow.callbacks)
+    transfers.start(upload("slower"), *checkpoint.callbacks)
+    transfers.start(files("deadly"), *deadly.callbacks)
+    before = ["t/slow", "t/slower", "t/deadly"]
+    run_until(reactor, lambda: processes.told() == [*before, "t/slow", "t/slower"])
+    assert not deadly.is_over
+    transfers.cancel(number)
+    run_until(reactor, lambda: deadly.is_over)
+    [(reason, is_corrupt)] = deadly.failed
+    assert "died 2 times while it sent them" in reason
+    assert "ended with exit code 3" in reason
+    assert not is_corrupt
+    run_until(reactor, lambda: processes.told().count("t/slower") == 3)
+    assert processes.told().count("t/deadly") == 2
+    assert not checkpoint.is_over
+    later = Waiting()
+    transfers.start(files("good"), *later.callbacks)
+    run_until(reactor, lambda: later.is_over)
+    assert later.done
 
 
 def test_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
