@@ -32,6 +32,8 @@ COMMITTED: Final = "committed.json"
 MAX_FILES: Final = 100_000
 #: The longest manifest, in bytes.
 MAX_MANIFEST: Final = 64 * 2**20
+#: The most commas, brackets and braces in one: a few bytes of JSON become a value of 64.
+MAX_MANIFEST_VALUES: Final = 2_000_000
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NO_OBJECTS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -121,6 +123,11 @@ def make_manifest(
             f"the checkpoint's manifest has {len(data)} bytes; {MAX_MANIFEST} is the most. Keep "
             "large metrics and state in files."
         )
+    if _values(data) > MAX_MANIFEST_VALUES:
+        raise CheckpointError(
+            f"the checkpoint's metrics and state have more than {MAX_MANIFEST_VALUES} values. Keep "
+            "them in files."
+        )
     return data
 
 
@@ -149,6 +156,10 @@ def parse_manifest(key: str, data: bytes) -> Manifest:
         raise CheckpointCorrupt(
             f"checkpoint {key}: manifest.json has {len(data)} bytes; {MAX_MANIFEST} is the most."
         )
+    if _values(data) > MAX_MANIFEST_VALUES:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: manifest.json has more than {MAX_MANIFEST_VALUES} values."
+        )
     try:
         manifest = msgspec.convert(json.loads(data), Manifest)
     except (ValueError, RecursionError) as error:
@@ -172,6 +183,11 @@ def is_object_key(key: str, sha256: str) -> bool:
         and not any(part.startswith(".") for part in parts)
         and parts[-1] == sha256
     )
+
+
+def _values(data: bytes) -> int:
+    """Return a number that is at least that of the values in JSON, without parsing it."""
+    return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def _defects(manifest: Manifest) -> Iterator[str]:

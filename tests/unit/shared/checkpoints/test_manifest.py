@@ -17,6 +17,7 @@ from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.checkpoints import manifest as module
 from tunemq_shared.checkpoints.manifest import (
     MAX_FILES,
+    MAX_MANIFEST_VALUES,
     FileEntry,
     Manifest,
     is_object_key,
@@ -85,12 +86,13 @@ def test_manifest_that_no_writer_writes_is_rejected(changes: dict[str, Any], mes
         parse_manifest(KEY, changed(**{"objects": {}, **changes}))
 
 
-def test_million_files_are_rejected_on_writing_and_reading() -> None:
+def test_more_files_than_the_limit_are_rejected_on_writing_and_reading() -> None:
     files = tuple(FileEntry(str(n), 0, A) for n in range(MAX_FILES + 1))
     with pytest.raises(CheckpointError, match=r"100001 files .* 100000 is the most"):
         make_manifest(info(), files, ())
-    with pytest.raises(CheckpointCorrupt, match="lists 1000001 files; 100000 is the most"):
-        parse_manifest(KEY, changed(files=[{"name": "a", "size": 0, "sha256": ""}] * 10**6))
+    with pytest.raises(CheckpointCorrupt, match="lists 100002 files; 100000 is the most"):
+        files = [{"name": "a", "size": 0, "sha256": ""}] * (MAX_FILES + 1)
+        parse_manifest(KEY, changed(files=files))
     with pytest.raises(CheckpointCorrupt, match="lists 100002 files"):
         parse_manifest(KEY, changed(folders=[str(n) for n in range(MAX_FILES)]))
 
@@ -102,6 +104,15 @@ def test_manifest_that_is_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) 
         make_manifest(info(), FILES, ())
     with pytest.raises(CheckpointCorrupt, match=f"has {len(data)} bytes; 100 is the most"):
         parse_manifest(KEY, data)
+
+
+def test_manifest_of_many_tiny_values_is_rejected_before_it_is_parsed() -> None:
+    """64 MiB of them would become more than a GiB."""
+    state = {"a": [[]] * MAX_MANIFEST_VALUES}
+    with pytest.raises(CheckpointCorrupt, match="more than 2000000 values"):
+        parse_manifest(KEY, changed(state=state))
+    with pytest.raises(CheckpointError, match="more than 2000000 values"):
+        make_manifest(info(state=state), FILES, ())
 
 
 def test_deeply_nested_names_are_read_fast() -> None:
