@@ -294,7 +294,7 @@ def test_a_node_is_drained_used_again_and_retired(farm):
     farm.tunemq("nodes", "retire", "two")
     assert farm.workers["two"].wait(90) == 0
     eventually(lambda: "two" not in farm.nodes(), within=60, every=0.3, message=lambda: str(farm))
-    assert "is not there now" in farm.json("nodes", "resume", "two")["text"]
+    assert "is absent now" in farm.json("nodes", "resume", "two")["text"]
     for steps in farm.steps("exp").values():  # trials resumed elsewhere from their checkpoints
         assert steps == sorted(set(steps))
 
@@ -309,7 +309,7 @@ def test_unknown_name_is_named_with_similar_names(farm):
         *(("show",), ("logs",), ("stop",), ("pause",), ("resume",), ("retry",), ("rm",), ("why",)),
     ):
         said = _rejected(farm, *command, "resnat", code=USE)
-        assert "there is no experiment 'resnat'" in said, said
+        assert "the experiment 'resnat' does not exist" in said, said
         assert "resnet" in said
     for command in ("stop", "retry", "why", "logs"):
         said = _rejected(farm, command, "resnet/ffffff_00009", code=USE)
@@ -317,7 +317,7 @@ def test_unknown_name_is_named_with_similar_names(farm):
         assert "ffffff_00009" in said
     for change in ("drain", "resume", "retire"):
         said = _rejected(farm, "nodes", change, "tow", code=USE)
-        assert "there is no node 'tow'" in said
+        assert "the node 'tow' does not exist" in said
         assert "two" in said
     assert "name the node" in _rejected(farm, "nodes", "drain", code=USE)
 
@@ -331,7 +331,9 @@ def test_request_in_the_wrong_state_is_refused_with_the_reason(farm):
     assert "tunemq stop exp" in said
     submit = ("submit", str(script), "--detach", "--name")
     assert "another --name" in _rejected(farm, *submit, "exp", code=USE)
-    assert "call it" in _rejected(farm, *submit, "a name/with spaces", code=USE)
+    assert "is invalid for an experiment; use" in _rejected(
+        farm, *submit, "a name/with spaces", code=USE
+    )
     assert "blobs" in _rejected(farm, *submit, "blobs", code=USE)
     missing = ("submit", "nothing.py", "--detach")
     assert "nothing.py" in _rejected(farm, *missing, code=USE)

@@ -269,7 +269,7 @@ def test_experiment_whose_process_keeps_crashing_fails_with_the_reason(farm):
     shown = farm.tunemq("show", "crasher")
     assert "FAILED" in shown
     assert "SIGSEGV" in shown
-    assert "it is started again" in farm.said()
+    assert "it is restarted in" in farm.said()
     eventually(lambda: farm.nodes()["one"].used["cpu"] == 0, message=lambda: str(farm))
     # Nothing of it is in the way of the next one.
     farm.submit(Search(name="good"))

@@ -110,7 +110,7 @@ def test_client_and_worker_without_keys_are_rejected(farm, keys):
     done = farm.run("ls")
     farm.of_home["laptop"] = hers
     assert done.returncode == 1
-    assert "takes signed requests only" in done.stderr
+    assert "accepts signed requests only" in done.stderr
     eventually(lambda: ("registration", "unsigned") in distrusted(farm), within=60, every=0.5)
     assert ("request", "unknown_submitter") in distrusted(farm)
     assert set(farm.nodes()) == {"one", "two"}

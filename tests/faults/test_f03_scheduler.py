@@ -169,7 +169,7 @@ def test_f03_search_that_ended_before_its_deregistration_deregisters_later(farm)
     in_the_way = farm.results / "search" / "journal" / "scheduler.part"
     in_the_way.mkdir()
     farm.open_gate("search", 30)
-    eventually(lambda: "it is started again" in farm.said(), within=60, message=lambda: str(farm))
+    eventually(lambda: "it is restarted in" in farm.said(), within=60, message=lambda: str(farm))
     stream = read_record(str(farm.results / "search")).events_key
     assert farm.redis.client.ttl(stream) == -1
     in_the_way.rmdir()

@@ -124,12 +124,12 @@ def test_f03_take_over_skips_a_search_with_a_bad_last_run(farm, storage, minio, 
         objects.put_bytes("journal/last_run", huge if bad == b"huge term" else bad)
     both = [f"{storage}/{name}" for name in ("lost", "damaged")]
     start_elsewhere(farm, "--store", storage, "--take-over", both[0], "--take-over", both[1])
-    passed_over = f"--take-over {both[1]} is passed over: journal/last_run"
+    passed_over = f"--take-over {both[1]} is skipped: journal/last_run"
     eventually(lambda: passed_over in farm.said(), message=lambda: str(farm))
     assert f"Tuner.restore('{both[1]}')" in farm.said()
     submit_again(farm, "lost")
     submit_again(farm, "damaged")
-    assert "there is an experiment at" in farm.wait_for("damaged", "FAILED").reason
+    assert "the store has an experiment at" in farm.wait_for("damaged", "FAILED").reason
     farm.open_gate("lost", 20)
     farm.wait_for("lost", "FINISHED")
     farm.check_results("lost")
@@ -316,7 +316,7 @@ def test_journal_release_from_a_store_without_a_store_is_refused(farm):
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("/somewhere", "s3://bucket/prefix/name"), ("{}/nothing", "no farm ran a search there")],
+    [("/somewhere", "s3://bucket/prefix/name"), ("{}/nothing", "no farm's search is there")],
 )
 def test_take_over_of_a_missing_farm_says_so(farm, storage, address, said):
     rejected = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
@@ -332,7 +332,7 @@ def test_take_over_without_an_endpoint_asks_the_server_of_the_store(farm, minio,
     store = minio.address(bucket, "searches")
     rejected = farm.start_scheduler("--store", store, "--take-over", f"s3://{bucket}/searches/none")
     assert rejected.wait(60) == 64, farm
-    assert "no farm ran a search there" in farm.said()
+    assert "no farm's search is there" in farm.said()
 
 
 @pytest.mark.soak

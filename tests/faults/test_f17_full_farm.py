@@ -105,7 +105,7 @@ def test_f17_scheduler_on_a_full_disk_refuses_requests_and_continues_later(
     eventually(lambda: "degraded: " in farm.said(), message=farm.said)
     disk.free()
     eventually(
-        lambda: "the farm's own files can be written again" in farm.said(),
+        lambda: "the scheduler's files can be written again" in farm.said(),
         message=farm.said,
     )
     farm.submit(Search(name="early"))

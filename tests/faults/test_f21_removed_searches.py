@@ -63,6 +63,6 @@ def test_f21_search_whose_checkpoints_cannot_be_removed_can_be_forgotten(farm, s
     farm.wait_for("search", "FINISHED")
     store.freeze()
     assert farm.run("rm", "--files", "--yes", "search").returncode == 1
-    assert "its files are left" in farm.tunemq("rm", "search")
+    assert "its files remain" in farm.tunemq("rm", "search")
     assert farm.rows() == {}
     store.thaw()

@@ -115,5 +115,7 @@ def test_an_experiment_is_removed_whenever_the_scheduler_dies(server, tmp_path, 
     )
 
     # If the request took effect before the kill, the next scheduler finds no experiment.
-    assert isinstance(outcome, a.RequestDone) or "there is no experiment 'exp'" in str(outcome)
+    assert isinstance(outcome, a.RequestDone) or "the experiment 'exp' does not exist" in str(
+        outcome
+    )
     assert ExperimentQueue(tmp_path / ".farm" / "experiments").all() == []

@@ -120,7 +120,7 @@ def test_trials_beside_a_forkserver_killer_finish_with_no_failures_allowed(start
     results = results_of(search)
 
     assert [status for status, _ in results] == ["TERMINATED", "ERROR", "TERMINATED"]
-    assert "not counted, for other trials were there" in failures_of(search, 1)
+    assert "not counted, because other trials ran there" in failures_of(search, 1)
     assert "while they ran it and no other trial: 1 (" in results[1][1]
     for number in (0, 2):
         continued(search, number)
@@ -139,7 +139,7 @@ def test_f22_trial_that_keeps_killing_its_node_ends_as_poison_and_others_finish(
     # Two failures beside other trials, which are no evidence, and three alone.
     assert 3 <= len(search.all_of(m.NodeLost)) <= 5
     assert (
-        "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
+        "poison: 3 nodes or forkservers lost in a row while they ran only this trial ("
         in failures_of(search, at)
     )
     assert "poison: " in results[at][1]

@@ -103,7 +103,7 @@ def test_trial_whose_forkserver_is_killed_continues_although_no_failure_is_allow
         (error,) = search.folder.glob(f"search/*_{number:05d}/error.txt")
         told = error.read_text(encoding="utf-8")
         assert f"the forkserver {forkserver} was killed by SIGKILL" in told
-        assert "not counted, for other trials were there" in told
+        assert "not counted, because other trials ran there" in told
     assert "2 TERMINATED" in search.said.decode()
     assert not search.all_of(m.TrialProcessDied)
     search.journal_gives_the_state()

@@ -94,7 +94,7 @@ def test_search_whose_callback_hangs_says_what_to_do_and_stops_when_asked_to(far
     eventually(lambda: "has not answered for" in farm.rows()["hangs"].trouble, within=60)
     why = farm.tunemq("why", "hangs")
     assert "has not returned" in why
-    assert "it is ended and started again in" in why
+    assert "it is ended and restarted in" in why
     assert "tunemq stop hangs" in why
     assert "has not answered for" in farm.tunemq("ls")
     assert "it is killed in 30 s" in farm.tunemq("stop", "hangs")

@@ -228,11 +228,11 @@ def test_commands_print_each_change_as_a_line_and_as_json(queued, tunemq):
     assert tunemq("retry", "exp", "aaaaa_00001") == "continues\n"
     told = as_json(tunemq("stop", "exp", "--json"))
     assert told == {
-        "text": "exp is being stopped; what its trials have is saved first",
+        "text": "exp is being stopped; its trials save first",
         "state": "STOPPING",
     }
     queued.end("exp", State.STOPPED)
-    assert tunemq("rm", "exp") == "exp is removed; its files are left\n"
+    assert tunemq("rm", "exp") == "exp is removed; its files remain\n"
 
 
 def test_rm_removes_files_only_when_confirmed(queued, tunemq, monkeypatch):
@@ -279,24 +279,28 @@ def test_nodes_are_listed_drained_taken_back_and_retired(api, tunemq):
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [
-        ("submit missing.py", 64, "there is no script missing.py"),
+        ("submit missing.py", 64, "the script missing.py does not exist"),
         ("submit train.py:a-b", 64, "write SCRIPT:NAME"),
-        ("submit train.py --name a/b", 64, "call it 'ab'"),
-        ("submit train.py --name exp", 64, "there is an experiment exp, which is QUEUED"),
+        ("submit train.py --name a/b", 64, "use 'ab'"),
+        ("submit train.py --name exp", 64, "the experiment exp exists already, and is QUEUED"),
         ("submit train.py --env =X", 64, "--env '=X' is invalid: write NAME=VALUE, or NAME"),
         ("submit train.py --env X", 64, "--env X takes the value from your environment"),
         ("submit train.py --preload a-b", 64, "--preload 'a-b' is not the name of a module"),
-        ("submit train.py --folder nowhere", 64, "--folder nowhere is no folder"),
-        ("submit train.py --owner a/b --detach", 1, "the owner 'a/b' cannot be used"),
-        ("show expp", 64, "there is no experiment 'expp'; did you mean exp?"),
-        ("logs exp/aaaa_00000", 64, "there is no trial 'aaaa_00000'; did you mean aaaaa_00000"),
+        ("submit train.py --folder nowhere", 64, "--folder nowhere is not a folder"),
+        ("submit train.py --owner a/b --detach", 1, "the owner 'a/b' is invalid"),
+        ("show expp", 64, "the experiment 'expp' does not exist; did you mean exp?"),
+        (
+            "logs exp/aaaa_00000",
+            64,
+            "the trial 'aaaa_00000' does not exist; did you mean aaaaa_00000",
+        ),
         ("stop exp/a b", 64, "names two trials"),
         ("stop exp a", 1, "experiment exp is QUEUED, so none of its trials can be stopped"),
         ("retry exp", 1, "experiment exp waits; no trial of it is in ERROR"),
         ("rm exp", 1, "experiment exp is QUEUED; stop it first: tunemq stop exp"),
-        ("pause nothing", 64, "there is no experiment 'nothing'; there are: exp"),
+        ("pause nothing", 64, "the experiment 'nothing' does not exist; it can be: exp"),
         ("nodes drain", 64, "name the node: tunemq nodes drain NODE"),
-        ("nodes drain alfa", 64, "there is no node 'alfa'; did you mean alpha?"),
+        ("nodes drain alfa", 64, "the node 'alfa' does not exist; did you mean alpha?"),
     ],
 )
 def test_wrong_use_is_an_error_that_says_what_to_do(queued, tunemq, line, code, told):

@@ -156,15 +156,19 @@ def test_unresponsive_experiment_is_reported(api, client, monkeypatch):
 
 def test_unknown_name_is_wrong_use_and_similar_names_are_listed(api, client):
     client.ask(submit("digits"), a.ExperimentSubmitted)
-    with pytest.raises(ConfigError, match="there is no experiment 'digit'; did you mean digits"):
+    with pytest.raises(
+        ConfigError, match="the experiment 'digit' does not exist; did you mean digits"
+    ):
         client.ask(r.ShowExperiment(name="digit"), a.ExperimentDetail)
-    with pytest.raises(ConfigError, match="there is no node 'gamma'; there are: alpha, beta"):
+    with pytest.raises(
+        ConfigError, match="the node 'gamma' does not exist; it can be: alpha, beta"
+    ):
         client.ask(r.DrainNode(node="gamma"), a.RequestDone)
 
 
 def test_taken_name_is_refused_and_generated_name_gets_a_number(api, client):
     client.ask(submit(), a.ExperimentSubmitted)
-    with pytest.raises(ConfigError, match="there is an experiment exp, which is QUEUED"):
+    with pytest.raises(ConfigError, match="the experiment exp exists already, and is QUEUED"):
         client.ask(submit(), a.ExperimentSubmitted)
     assert client.ask(submit(is_made_up=True), a.ExperimentSubmitted).name == "exp_2"
     (api.folder / "old").mkdir()
@@ -209,7 +213,10 @@ def test_requests_pause_resume_stop_and_remove_an_experiment(api, client):
         ({"kind": "dance"}, "does not know the request 'dance'"),
         ({"body": b"\xc1"}, "the request 'ls' cannot be read"),
         ({"kind": "show"}, "the request 'show' cannot be read"),
-        ({"body": b"x" * (r.MAX_REQUEST_BYTES + 1)}, f"more than {r.MAX_REQUEST_BYTES} bytes"),
+        (
+            {"body": b"x" * (r.MAX_REQUEST_BYTES + 1)},
+            f"more than the limit of {r.MAX_REQUEST_BYTES} bytes",
+        ),
         ({"owner": "../x\n"}, "the owner"),
     ],
 )
@@ -271,7 +278,7 @@ def test_request_without_answer_is_withdrawn(server, tmp_path):
     served_api.announce(server.client)
     with (
         FarmClient(server.url, owner="ann", timeout_s=0.2) as client,
-        pytest.raises(NoScheduler, match="withdrawn, nothing was done"),
+        pytest.raises(NoScheduler, match="withdrawn, so nothing changed"),
     ):
         client.ask(submit(), a.ExperimentSubmitted)
 

@@ -119,9 +119,9 @@ def test_unsendable_trainable_is_refused_before_anything_is_queued(api, server):
         tuner(trainable=lambda config: lock).fit(address=server.url)
     with pytest.raises(ConfigError, match="call it 'ab'"):
         tuner("a:b").fit(address=server.url)
-    with pytest.raises(ConfigError, match="leave the address out"):
+    with pytest.raises(ConfigError, match="remove the address"):
         tuner().fit(address=server.url, debug=True)
-    with pytest.raises(ConfigError, match="give its address"):
+    with pytest.raises(ConfigError, match="pass its address"):
         tuner().fit(detached=True)
     with pytest.raises(RedisUnavailable):
         tuner().fit(address="redis://localhost:1")

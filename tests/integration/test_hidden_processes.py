@@ -80,7 +80,7 @@ def test_scheduler_that_does_not_see_its_forkserver_starts_each_search_once(farm
         farm.submit(Search(name=name, trials=1, steps=2))
     for name in names:
         farm.wait_for(name, "FINISHED")
-    assert "is started again" not in farm.said()
+    assert "is restarted" not in farm.said()
 
 
 def test_second_scheduler_that_cannot_see_the_first_does_not_take_its_farm(farm):

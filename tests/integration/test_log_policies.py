@@ -113,7 +113,7 @@ def test_f23_log_policies_decide_on_failures_by_trial_output(farm: Any) -> None:
 
     # The trial is not retried; the pattern that times out has no influence on that.
     assert summary_of(results, 1).attempt == 1
-    assert "not tried again, for it printed 'CUDA error: device-side assert" in str(asserts.error)
+    assert "not retried, because it printed 'CUDA error: device-side assert" in str(asserts.error)
     for failure in [e for e in events if isinstance(e, m.TrialProcessDied | m.TrialFailed)]:
         before = events[: events.index(failure)]
         assert any(isinstance(e, m.LogMatched) and e.trial == failure.trial for e in before)

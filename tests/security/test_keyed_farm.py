@@ -116,7 +116,7 @@ def test_tuner_fit_on_a_farm_with_keys_signs_with_the_file_of_the_variable(keyed
     handle = tuner.fit(address=keyed.farm.url, detached=True)
     assert keyed.farm.rows()[handle.name].owner == "ann"
     monkeypatch.delenv(KEYS_VARIABLE)
-    with pytest.raises(RequestRejected, match="takes signed requests only"):
+    with pytest.raises(RequestRejected, match="accepts signed requests only"):
         tuner.fit(address=keyed.farm.url, detached=True)
 
 

@@ -126,7 +126,7 @@ def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
 def test_s02_unsigned_request_is_rejected_with_the_fix(api, server):
     with (
         FarmClient(server.url, owner="ada") as client,
-        pytest.raises(RequestRejected, match=r"takes signed requests only.*keys add FOLDER ada"),
+        pytest.raises(RequestRejected, match=r"accepts signed requests only.*keys add FOLDER ada"),
     ):
         client.ask(SUBMIT, a.ExperimentSubmitted)
     assert api.queue.all() == []

@@ -89,7 +89,7 @@ def test_s03_replayed_request_that_expired_is_not_done(api, server):
     """The scheduler has forgotten this request, but the request itself has expired."""
     kept = sent_by_ada(api, ago_s=redis_keys.REQUEST_TTL_S + 1)
     reply = answer_to(server, api, kept)
-    assert f"{redis_keys.REQUEST_TTL_S} s are the most" in reply.rejection.text
+    assert f"{redis_keys.REQUEST_TTL_S} s is the limit" in reply.rejection.text
     assert api.queue.all() == []
     assert [told[:2] for told in api.rejected] == [("request", "expired")]
     assert answer_to(server, api, sent_by_ada(api, ago_s=60)).rejection is None

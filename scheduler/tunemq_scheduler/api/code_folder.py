@@ -38,9 +38,9 @@ def script_name(given: str) -> ScriptReference:
     if not colon or os.path.exists(given):
         path, name = given, _TUNER
     if not Path(path).is_file():
-        raise ConfigError(f"there is no script {path}.")
+        raise ConfigError(f"the script {path} does not exist.")
     if not path.endswith(".py"):
-        raise ConfigError(f"{path} is no Python script; its name must end in .py.")
+        raise ConfigError(f"{path} is not a Python script; its name must end in .py.")
     if not name.isidentifier():
         raise ConfigError(f"{given!r} is invalid: write SCRIPT:NAME, with the name of a Tuner.")
     return ScriptReference(Path(path).absolute(), name)
@@ -62,12 +62,12 @@ def code_place(script: Path, folder: str | None = None) -> CodeLocation:
         return CodeLocation(source, script.name)
     root = Path(folder).absolute()
     if not root.is_dir():
-        raise ConfigError(f"--folder {folder} is no folder.")
+        raise ConfigError(f"--folder {folder} is not a folder.")
     try:
         return CodeLocation(root, script.resolve().relative_to(root.resolve()).as_posix())
     except ValueError:
         raise ConfigError(
-            f"{script} is not in {root}; give with --folder a folder that holds the script."
+            f"{script} is not in {root}; pass with --folder a folder that contains the script."
         ) from None
 
 

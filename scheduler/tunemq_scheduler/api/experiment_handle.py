@@ -109,9 +109,9 @@ class ExperimentHandle:
         place = self._readable(detail)
         if place is None:
             raise TuneError(
-                f"the results of {self.name} are in {detail.folder} on the scheduler's machine,"
-                " which is not to be read from here. Give the farm a store, or look with `tunemq"
-                f" show {self.name}`."
+                f"the results of {self.name} are in {detail.folder} on the scheduler's machine, "
+                "which this machine cannot read. Give the farm a store, or run `tunemq show "
+                f"{self.name}`."
             )
         return results_so_far(restored(place, self._trainable, ResumeOptions()), self._trainable)
 

@@ -103,8 +103,8 @@ class FarmClient:
             self._connection = RedisConnection(url)
         except ValueError as error:
             raise ConfigError(
-                f"the address of Redis cannot be used: {error} Give it like"
-                " redis://:password@host:6379/0."
+                f"the address of Redis is invalid: {error} Write it like "
+                "redis://:password@host:6379/0."
             ) from error
         self._timeout_s = timeout_s
         self._tunemq = importlib.metadata.version("tunemq")
@@ -216,9 +216,10 @@ class FarmClient:
         at = f"the scheduler of the farm at {self._connection.address}"
         what = "has ended" if has_ended else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
-            return NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
+            return NoScheduler(f"{at} {what}; the request was withdrawn, so nothing changed.")
         return NoScheduler(
-            f"{at} has taken the request, and {what}; it may have been done: look with `tunemq ls`."
+            f"{at} received the request, and {what}; the request may have been executed: run "
+            "`tunemq ls`."
         )
 
     def _withdraw(self, asked: _SentRequest) -> bool:
@@ -245,8 +246,8 @@ class FarmClient:
             time.sleep(_RETRY_S)
         self._try_to_write()
         raise NoScheduler(
-            f"no scheduler runs on the farm at {self._connection.address}. Start one on its head:"
-            " tunemq scheduler --redis URL"
+            f"no scheduler runs on the farm at {self._connection.address}. Start one on the "
+            "head: tunemq scheduler --redis URL"
         )
 
     def _try_to_write(self) -> None:
@@ -280,8 +281,8 @@ class FarmClient:
         )
         if self._is_named or len(known) == 1:
             raise ConfigError(
-                f"{text}: ask as one of these, by that one's own file; keys for another are made"
-                " by: tunemq keys add FOLDER NAME"
+                f"{text}: use the key file of one of these; to make keys for another owner, "
+                "run: tunemq keys add FOLDER NAME"
             )
         raise ConfigError(
             f"{text}. To run commands with the scheduler's key file, make keys for its operator and"
@@ -292,15 +293,17 @@ class FarmClient:
         """Return the error for an answer with an invalid signature, without that answer's text."""
         if not self._keys.is_signed:
             return RequestRejected(
-                f"the answer {broken}: this farm has keys. Have who runs it make some for you"
-                f" (tunemq keys add FOLDER {self.owner}), and name the file by ${KEYS_VARIABLE}."
+                f"the answer {broken}: this farm has keys. Ask its administrator for yours "
+                f"(tunemq keys add FOLDER {self.owner}), and pass the file with "
+                f"${KEYS_VARIABLE}."
             )
         return RequestRejected(
-            f"the scheduler at {self._connection.address} lacks the keys of {self.owner} in"
-            f" {self._keys.path}: the answer {broken}. The scheduler may run without keys, or know"
-            " others than these, which its log says: start it with --keys scheduler.toml, and copy"
-            " the files again if keys were changed. If it knows them, somebody else answers in its"
-            " place. What you asked may have been done: look with `tunemq ls`."
+            f"the scheduler at {self._connection.address} lacks the keys of {self.owner} in "
+            f"{self._keys.path}: the answer {broken}. The scheduler may run without keys or "
+            "with other keys; its log says which: start it with --keys scheduler.toml, and "
+            "copy the files again if the keys changed. If the scheduler has these keys, "
+            "another program answers in its place. The request may have been executed: run "
+            "`tunemq ls`."
         )
 
     def _ask(self, commands: list[RedisCommand]) -> list[Any]:
@@ -326,8 +329,8 @@ class _SentRequest:
         self._body = msgspec.msgpack.encode(request)
         if len(self._body) > MAX_REQUEST_BYTES:
             raise ConfigError(
-                f"this request has {len(self._body)} bytes, and {MAX_REQUEST_BYTES} are the most;"
-                " shorten its environment variables and names."
+                f"this request has {len(self._body)} bytes, and {MAX_REQUEST_BYTES} is the "
+                "most; shorten its environment variables and names."
             )
         self._owner, self._tunemq = owner, tunemq
         self._kind = str(type(request).__struct_config__.tag)
@@ -360,7 +363,9 @@ def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
             return msgspec.json.decode(data, type=kind)
         return msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise RequestRejected(f"what the farm's scheduler says cannot be read: {error}.") from error
+        raise RequestRejected(
+            f"the answer of the farm's scheduler cannot be read: {error}."
+        ) from error
 
 
 def _term_of(lease: bytes) -> int:

@@ -68,7 +68,7 @@ def follow(
                 raise
             if not is_away:
                 is_away = True
-                tell(f"{error} Waiting for it; what runs continues meanwhile.")
+                tell(f"{error} Waiting for the farm; experiments continue meanwhile.")
             time.sleep(_RETRY_S)
             continue
         if page.is_over and page.end >= page.size:

@@ -92,7 +92,7 @@ def load_tuner_parts(data: bytes) -> LoadedTuner:
         objects = load_pickled(found.parameters, "the objects of with_parameters")
         trainable = attach(trainable, parameters=BoundParameters(objects))
     if found.resources is not None:
-        resources = load_pickled(found.resources, "what with_resources asks for")
+        resources = load_pickled(found.resources, "the resources of with_resources")
         trainable = attach(trainable, resources=resources)
     return LoadedTuner(
         trainable,

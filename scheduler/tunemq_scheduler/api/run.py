@@ -158,7 +158,7 @@ def _one_of(name: str, value: Any, older: str, older_value: Any) -> Any:
     if value is not None and older_value is not None:
         raise ConfigError(
             f"tune.run has {name}={value!r} and {older}={older_value!r}, which mean the same; "
-            f"leave {older} out."
+            f"remove {older}."
         )
     return older_value if value is None else value
 
@@ -170,8 +170,7 @@ def _failure_config(given: FailureConfig | None, **fields: Any) -> FailureConfig
     named = [f"{name}={value!r}" for name, value in fields.items() if value]
     if named:
         raise ConfigError(
-            f"tune.run has failure_config and {', '.join(named)}; put that into failure_config "
-            "instead."
+            f"tune.run has failure_config and {', '.join(named)}; move those into failure_config."
         )
     return given
 
@@ -182,8 +181,8 @@ def _checkpoint_config(given: CheckpointConfig | None, **older: Any) -> Checkpoi
     if given is not None:
         if named:
             raise ConfigError(
-                f"tune.run has checkpoint_config and {', '.join(named)}; put that into "
-                "checkpoint_config, too."
+                f"tune.run has checkpoint_config and {', '.join(named)}; move those into "
+                "checkpoint_config."
             )
         return given
     attribute = older["checkpoint_score_attr"]

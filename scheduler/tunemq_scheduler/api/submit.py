@@ -47,7 +47,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         safe = safe_name(self.name, "experiment")
         if self.name and safe != self.name:
-            raise ConfigError(f"an experiment cannot be called {self.name!r}; call it {safe!r}.")
+            raise ConfigError(f"the name {self.name!r} is invalid for an experiment; use {safe!r}.")
 
 
 def submit_script(
@@ -101,7 +101,7 @@ def _tell_troubles() -> Callable[[str], None]:
     def on_trouble(trouble: str) -> None:
         if trouble not in told:
             told.add(trouble)
-            tell(f"tunemq: {trouble} It is tried again for up to {TIMEOUT_S:g} s.")
+            tell(f"tunemq: {trouble} Retrying for up to {TIMEOUT_S:g} s.")
 
     return on_trouble
 
@@ -109,7 +109,7 @@ def _tell_troubles() -> Callable[[str], None]:
 def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
     if folder is not None:
         if not Path(folder).is_dir():
-            raise ConfigError(f"fit(folder={folder!r}): there is no such folder.")
+            raise ConfigError(f"fit(folder={folder!r}): the folder does not exist.")
         return bundle(folder, blobs)
     main = sys.modules.get("__main__")
     running = getattr(main, "__file__", None)

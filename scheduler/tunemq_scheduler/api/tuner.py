@@ -125,8 +125,8 @@ class Tuner:
         """
         if resume_errored and restart_errored:
             raise ConfigError(
-                "Tuner.restore(resume_errored=True, restart_errored=True): trials in ERROR can go "
-                "on from their last checkpoints or begin anew; choose one."
+                "Tuner.restore(resume_errored=True, restart_errored=True): trials in ERROR can "
+                "continue from their last checkpoints or restart; choose one."
             )
         found = restored(
             path,
@@ -220,8 +220,8 @@ class Tuner:
         if address is None:
             if detached or priority or folder is not None:
                 raise ConfigError(
-                    "Tuner.fit(detached=..., priority=..., folder=...) are for a farm; give its"
-                    " address, too: fit(address='redis://host:6379/0')."
+                    "Tuner.fit(detached=..., priority=..., folder=...) apply to a farm; pass "
+                    "its address, too: fit(address='redis://host:6379/0')."
                 )
             fill_closed_descriptors()
             experiment = self._experiment()
@@ -237,11 +237,11 @@ class Tuner:
         self, address: str, priority: int, folder: str | os.PathLike[str] | None, *, debug: bool
     ) -> ExperimentHandle:
         if debug:
-            raise ConfigError("Tuner.fit(debug=True) runs here; leave the address out.")
+            raise ConfigError("Tuner.fit(debug=True) runs in this process; remove the address.")
         if self._restored is not None:
             raise ConfigError(
-                "a restored Tuner cannot be sent to a farm; what the farm has is gone on with by"
-                " `tunemq resume NAME`, and what this machine has here: fit()."
+                "a restored Tuner cannot be sent to a farm; continue the farm's experiment "
+                "with `tunemq resume NAME`, or this machine's with fit()."
             )
         # Pickle before `prepare`, which sets up the algorithms among the parts.
         pickled = pickle_tuner_parts(*self.parts)
@@ -284,7 +284,7 @@ class Tuner:
         if self._results is None and self._restored is not None:
             return results_so_far(self._restored, self._trainable)
         if self._results is None:
-            raise TuneError("Tuner.get_results() has nothing to return before fit() was called.")
+            raise TuneError("Tuner.get_results() has no results before fit().")
         return self._results
 
 
@@ -292,5 +292,5 @@ def _given(name: str, config: Any, kind: type[Any]) -> Any:
     if config is None:
         return kind()
     if not isinstance(config, kind):
-        raise ConfigError(f"Tuner({name}={config!r}) is invalid: give a {kind.__name__}.")
+        raise ConfigError(f"Tuner({name}={config!r}) is invalid: pass a {kind.__name__}.")
     return config

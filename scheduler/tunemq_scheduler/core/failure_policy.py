@@ -56,21 +56,19 @@ class FailureClass(msgspec.Struct, frozen=True):
     blames_node: bool = False
 
 
-_MEMORY_FIX: Final = "let it hold less, or raise TrialLimits(memory=...) where it is set"
+_MEMORY_FIX: Final = "reduce its memory, or raise TrialLimits(memory=...) where it is set"
 _STORE_FIX: Final = (
-    "see that the store can be reached, or raise FailureConfig(max_storage_failures)"
+    "check that the store can be reached, or raise FailureConfig(max_storage_failures)"
 )
 _FETCH_FIX: Final = (
-    "see that its node can reach the store (`tunemq doctor`), or has the shared folder mounted"
+    "check that its node can reach the store (`tunemq doctor`), or has mounted the shared folder"
 )
-_RESTORE_FIX: Final = (
-    f"{_STORE_FIX}; Tuner.restore(..., restart_errored=True) begins the trial anew"
-)
+_RESTORE_FIX: Final = f"{_STORE_FIX}; Tuner.restore(..., restart_errored=True) restarts the trial"
 
 #: In the order in which failures are shown: what often explains others comes first.
 _ALL: Final = (
     FailureClass("user", FAILURES, "error in the trial's code"),
-    FailureClass("metric", FAILURES, "unusable result"),
+    FailureClass("metric", FAILURES, "invalid result"),
     FailureClass("load", FAILURES, "code that cannot be loaded"),
     FailureClass("memory", FAILURES, "out of memory", _MEMORY_FIX),
     FailureClass("processes", FAILURES, "too many processes", "raise TrialLimits(processes=...)"),
@@ -78,29 +76,29 @@ _ALL: Final = (
         "cuda_memory",
         NEVER,
         "out of GPU memory",
-        "let it hold less on the GPU, or set FailureConfig(retry_cuda_memory=True)",
+        "reduce its memory on the GPU, or set FailureConfig(retry_cuda_memory=True)",
     ),
     FailureClass("time_limit", FAILURES, "step too long", "raise TrialLimits(step_s=...)"),
     FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
-    FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
+    FailureClass("trial_limit", NEVER, "time limit reached", "raise TrialLimits(trial_s=...)"),
     FailureClass("died", FAILURES, "death of its process", blames_node=True),
     FailureClass(
         "node",
         NODES,
         "poison",
-        "see the nodes' logs; FailureConfig(max_node_losses=-1) tries it for ever",
+        "see the nodes' logs; FailureConfig(max_node_losses=-1) retries without a limit",
     ),
     FailureClass("start", FAILURES, "no process on its node", blames_node=True),
     FailureClass(
         FORKSERVER_LOST,
         NODES,
         "death of its node's forkserver",
-        "free memory on the node, or see what RunConfig(preload=...) does there",
+        "free memory on the node, or check what RunConfig(preload=...) loads there",
         blames_node=True,
     ),
     FailureClass("fetch", IN_A_ROW, "code not on its node", _FETCH_FIX, blames_node=True),
     FailureClass("disk", UNCOUNTED, "full or read-only disk of its node", blames_node=True),
-    FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
+    FailureClass("storage", IN_A_ROW, "checkpoint not saved", _STORE_FIX, blames_node=True),
     FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
 )
 
@@ -145,9 +143,9 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Retr
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory is True:
         budget = FAILURES
     if budget == NEVER:
-        return RetryDecision("not tried again, for that would change nothing", is_retried=False)
+        return RetryDecision("not retried, because that would not help", is_retried=False)
     if budget == UNCOUNTED:
-        return RetryDecision("not counted, for the fault is the disk of its node")
+        return RetryDecision("not counted, because the disk of its node is the cause")
     if budget == FAILURES:
         number = sum(
             count
@@ -181,5 +179,5 @@ def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
 def _within(what: str, number: int, limit: int, how: str) -> RetryDecision:
     """Allow a retry while ``number`` is within ``limit``; -1 means no limit."""
     if limit < 0:
-        return RetryDecision(f"{what} {number}{how}, and there may be any number")
+        return RetryDecision(f"{what} {number}{how}, without a limit")
     return RetryDecision(f"{what} {number} of at most {limit + 1}{how}", number <= limit)

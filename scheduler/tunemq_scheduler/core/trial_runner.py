@@ -263,7 +263,9 @@ class TrialRunner(TrialActions):
         elif trial.pausing:
             self.set_aside(trial)
         else:
-            raise BugError(f"the host of trial {event.trial} is gone and nothing said how it ended")
+            raise BugError(
+                f"the process of trial {event.trial} is gone without a report of how it ended"
+            )
 
     def _devices_used(self, event: m.DevicesUsed) -> None:
         """Count used devices for any attempt, because abandoned attempts used them, too."""

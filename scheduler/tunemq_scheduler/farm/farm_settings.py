@@ -93,13 +93,13 @@ def read_settings(path: str | None, store: str = "") -> FarmSettings:
     except OSError as error:
         raise ConfigError(f"--settings {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--settings {path} is no text: {error}.") from error
+        raise ConfigError(f"--settings {path} is not text: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--settings {path} is invalid: {error}.") from error
     except msgspec.ValidationError as error:
         there_are = FarmSettings.__struct_fields__
         unknown = [name for name in given if name not in there_are]
-        fix = f" There are: {', '.join(there_are)}." if unknown else ""
+        fix = f" Valid names: {', '.join(there_are)}." if unknown else ""
         raise ConfigError(f"--settings {path} is invalid: {error}.{fix}") from error
     _check(found, path)
     stores = tuple(_checked(one, path, store) for one in map(_allowed, found.stores))
@@ -113,14 +113,14 @@ def _allowed(given: AllowedStore | str) -> AllowedStore:
 def _checked(given: AllowedStore, path: str, own: str) -> AllowedStore:
     if not is_remote(given.address):
         raise ConfigError(
-            f"{path}: stores has {given.address!r}, which is no address of a store; give"
-            " s3://bucket/prefix?endpoint=...&profile=NAME."
+            f"{path}: stores has {given.address!r}, which is not the address of a store; write "
+            "s3://bucket/prefix?endpoint=...&profile=NAME."
         )
     owners = given.owners
     if owners is not None and not (owners and all(map(SUBMITTER_NAME.fullmatch, owners))):
         raise ConfigError(
-            f"{path}: stores: owners={list(owners)!r} of {without_settings(given.address)!r} must"
-            " be names of submitters; leave owners out to allow that store to all."
+            f"{path}: stores: owners={list(owners)!r} of {without_settings(given.address)!r} "
+            "must be names of submitters; remove owners to allow that store to all."
         )
     try:
         address = canonical_address(given.address)

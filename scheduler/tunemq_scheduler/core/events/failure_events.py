@@ -41,7 +41,7 @@ class _ExcludedNode(NamedTuple):
     match: LogMatch
 
     def __str__(self) -> str:
-        return f"it is not placed on node {self.node} any more, for {self.match}"
+        return f"it is not placed on node {self.node} any more, because {self.match}"
 
 
 def failed(runner: TrialActions, trial: Trial, event: m.TrialFailed | m.TrialProcessDied) -> None:
@@ -102,16 +102,16 @@ def _judge_losses(runner: TrialActions, trial: Trial) -> RetryDecision:
     limit, fallen = runner.settings.max_node_losses, trial.fell_alone
     lost = runner.still_away(fallen)
     if trial.fell_with[-1] not in fallen:
-        return RetryDecision("not counted, for other trials were there")
+        return RetryDecision("not counted, because other trials ran there")
     if limit < 0:
-        told = f"loss {len(lost)} in a row, and there may be any number"
+        told = f"loss {len(lost)} in a row, without a limit"
         return RetryDecision(told)
     if len(lost) <= limit:
         told = f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
         return RetryDecision(told)
     told = (
-        "nodes or forkservers lost in a row while they ran it and no other trial:"
-        f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
+        f"{len(lost)} nodes or forkservers lost in a row while they ran only this trial "
+        f"({', '.join(lost)}); it reported nothing new in between"
     )
     return RetryDecision(told, is_retried=False)
 
@@ -135,19 +135,19 @@ def _judge(
     match = match_of(trial, settings, DO_NOT_RETRY)
     if match is not None:
         trial.count_failure(failure.kind)
-        return RetryDecision(f"not tried again, for {match}", is_retried=False)
+        return RetryDecision(f"not retried, because {match}", is_retried=False)
     if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
         before, whole = trial.resources, whole_gpus(trial.resources)
         if whole is not None and _could_have(runner, trial, whole):
             trial.excuse_failure()
             trial.resources, trial.is_alone = whole, True
-            told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
+            told = f"it shared a GPU ({_part_of(before)}), and gets a whole one from now on"
             return RetryDecision(told)
     if shunned is not None:
         return _judge_shunned(runner, trial, failure, shunned)
     trial.count_failure(failure.kind)
     if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
-        return RetryDecision("not tried again, for no checkpoint is whole", is_retried=False)
+        return RetryDecision("not retried, because no checkpoint is whole", is_retried=False)
     return _judge_counted(runner, trial, failure)
 
 
@@ -169,7 +169,7 @@ def _judge_shunned(
     settings, limit = runner.settings, runner.settings.max_excluded_nodes
     if not settings.nodes_may_come and runner.shuns_all(trial):
         trial.count_failure(failure.kind)
-        told = f"{shunned}, and there is no other node that could hold it"
+        told = f"{shunned}, and no other node can hold it"
         return RetryDecision(told, is_retried=False)
     if 0 <= limit <= trial.excused:
         trial.count_failure(failure.kind)

@@ -42,10 +42,10 @@ def why_never(nodes: Iterable[PlacementNode], request: Mapping[str, float]) -> s
         most = max((_there(part, node) for node in nodes), default=0.0)
         if part.amount > most + TOLERANCE:
             return (
-                f"a trial asks for {part.name}={part.show(part.amount)}, the most that any node "
-                f"has is {part.show(most)}{_about_parts(nodes, needs)}"
+                f"a trial requests {part.name}={part.show(part.amount)}; the most on any node "
+                f"is {part.show(most)}{_about_parts(nodes, needs)}"
             )
-    return f"a trial asks for {_listed(needs)}, and no single node has all of it"
+    return f"a trial requests {_listed(needs)}, and no single node has all of it"
 
 
 def why_not_now(
@@ -62,11 +62,11 @@ def why_not_now(
         if part.amount > most + TOLERANCE:
             there = max(_there(part, node) for node in nodes)
             return (
-                f"a trial asks for {part.name}={part.show(part.amount)}, the most that is free on "
-                f"any node is {part.show(max(0.0, most))}, of {part.show(there)} at most"
-                f"{_about_parts(nodes, needs)}"
+                f"a trial requests {part.name}={part.show(part.amount)}; the most that is free "
+                f"on any node is {part.show(max(0.0, most))}, of {part.show(there)} at "
+                f"most{_about_parts(nodes, needs)}"
             )
-    return f"a trial asks for {_listed(needs)}, and no single node has all of it free"
+    return f"a trial requests {_listed(needs)}, and no single node has all of it free"
 
 
 def device_set_aside(node: str, uuid: str, why: str) -> str:

@@ -55,11 +55,11 @@ STORY_LENGTH: Final = 16
 class ResultReview(enum.Enum):
     """Whether a result counts, and which components it concerns."""
 
-    STALE = "of an older attempt, or behind the trial's end: dropped"
-    REPEATED = "a step that is recorded already, or behind the trial's last: dropped"
-    BEFORE_HORIZON = "before the horizon: recorded, nobody is asked"
+    STALE = "of an older attempt, or after the trial's end: dropped"
+    REPEATED = "a recorded step, or a step after the trial's last: dropped"
+    BEFORE_HORIZON = "before the horizon: recorded without a decision"
     DUE = "at the horizon: the algorithms decide"
-    FINAL = "the trial's last: recorded, the algorithms are told"
+    FINAL = "the trial's last: recorded, and passed to the algorithms"
 
 
 class TrialSummary(msgspec.Struct, frozen=True, array_like=True):

@@ -332,5 +332,5 @@ class WaitingTrials:
 
 def _excluded(trial: Trial) -> tuple[str, ...]:
     # A trial that avoids a node only for a while must not wait behind those that always do.
-    for_a_while = [f"{trial.unlucky_on}, for a while"] if trial.unlucky_on else []
+    for_a_while = [f"{trial.unlucky_on}, temporarily"] if trial.unlucky_on else []
     return (*sorted(trial.excluded), *for_a_while)

@@ -128,18 +128,18 @@ class AllocationExplainer:
     def why(self, name: str, asked: dict[str, float]) -> list[str]:
         """Explain why a trial of an experiment waits; the most important reason comes first."""
         if name not in self._members:
-            return [f"the farm knows no experiment {name!r}"]
+            return [f"the farm has no experiment {name!r}"]
         member, request = self._members[name], request_of(asked)
         if request == ALONE:
             return self._isolated(member)
         never = self._ledger.placement.why_never(asked)
         if never is not None:
-            return [f"{never}; it waits until there is a node that has it"]
+            return [f"{never}; it waits until a node has it"]
         if member.is_paused:
             return [f"experiment {name} is paused"]
         if self._members.expected:
             others = ", ".join(sorted(self._members.expected))
-            return [f"the scheduler was started again and first waits to hear from {others}"]
+            return [f"the scheduler has restarted and first waits for reports from {others}"]
         if member.idle[request] and not member.missing(request):
             what = in_words(request)
             return [f"a slot for {what} is offered to {name}, which has started no trial in it"]
@@ -147,25 +147,25 @@ class AllocationExplainer:
         not_now = self._ledger.placement.why_not_now(asked)
         shunned = member.excluded.get(request)
         if not_now is None and shunned and self._ledger.placement.fit(asked, "", shunned) is None:
-            return [*reasons, f"only nodes that it is kept away from have {in_words(request)} free"]
+            return [*reasons, f"only nodes that exclude it have {in_words(request)} free"]
         if not_now is None and not reasons:
-            return [f"there is room for {in_words(request)}; it is offered next"]
+            return [f"{in_words(request)} is free and is offered next"]
         if not_now is not None:
             reasons += [not_now, *self._withheld(asked)]
         return [*reasons, *self._turn(member, request)]
 
     def _isolated(self, member: ShareMember) -> list[str]:
-        found = ["its nodes were lost while it ran, so that it next runs alone on a node"]
+        found = ["its nodes were lost while it ran, so it runs alone on its next node"]
         for instance_id, node in self._ledger.nodes.items():
             if node.alone_for == member.name and instance_id not in member.alone:
                 others = ", ".join(sorted(one for one, part in node.parts.items() if part.leaving))
-                waits = f", once {others} has let go of it" if others else ""
-                return [*found, f"node {node.joined.node} is kept for it{waits}"]
+                waits = f", once {others} has freed it" if others else ""
+                return [*found, f"node {node.joined.node} is reserved for it{waits}"]
         if member.is_paused:
             return [*found, f"experiment {member.name} is paused"]
         return [
             *found,
-            "no node is there that could hold it and is not kept for another such trial",
+            "no node can hold it that is not reserved for another such trial",
         ]
 
     def _takes(self, owner: str, request: SlotRequest) -> ResourceAmounts:
@@ -186,7 +186,7 @@ class AllocationExplainer:
             return []
         most = self._members.quotas.of(member.owner)[resource]
         used = self._members.quotas.held.get(member.owner, {}).get(resource, 0.0)
-        return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
+        return [f"the quota of {member.owner} is {resource}={most:g}, of which {used:g} is used"]
 
     def _withheld(self, asked: dict[str, float]) -> list[str]:
         found = self._ledger.placement.withheld_from(asked)
@@ -194,14 +194,14 @@ class AllocationExplainer:
         told = [
             device_set_aside(nodes[one].joined.node, uuid, why) for one, uuid, why in found[:_TOLD]
         ]
-        return told if len(found) <= _TOLD else [*told, f"and {len(found) - _TOLD} GPUs more"]
+        return told if len(found) <= _TOLD else [*told, f"and {len(found) - _TOLD} more GPUs"]
 
     def _claimed(self, member: ShareMember, request: SlotRequest) -> list[str]:
         found: list[str] = []
         for claim in self._state.claims:
             node = self._ledger.nodes[claim.instance_id].joined.node
             givers = ", ".join(sorted({part.experiment for part in claim.givers}))
-            whose = f", once {givers} has let go of it" if givers else ""
+            whose = f", once {givers} has freed it" if givers else ""
             if claim.member is member and claim.request == request:
                 found.append(f"a slot on {node} is being cleared for it{whose}")
             elif claim.member.priority >= member.priority:
@@ -224,8 +224,9 @@ class AllocationExplainer:
             account = book.accounts[pool]
             if account.has_waiting and account.standing < mine.standing:
                 found.append(
-                    f"{owner} comes first: it has {account.held:g} {unit} of its share of "
-                    f"{account.entitled:g}; {member.owner} has {mine.held:g} of {mine.entitled:g}"
+                    f"{owner} comes first: it holds {account.held:g} {unit} of its share of "
+                    f"{account.entitled:g}; {member.owner} holds {mine.held:g} of "
+                    f"{mine.entitled:g}"
                 )
         place = (self._members.coming(member, pool), member.order)
         before = [

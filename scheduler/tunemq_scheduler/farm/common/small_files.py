@@ -59,7 +59,9 @@ def rejected(path: Path, what: str, error: OSError) -> JournalError:
     """Return the error for a failed disk operation; a `JournalFull` if it may succeed later."""
     told = f"{path} cannot be {what}: {error.strerror}."
     if is_full(error):
-        return JournalFull(f"{told} Make room there, for example with `tunemq rm --files NAME`.")
+        return JournalFull(f"{told} Free space there, for example with `tunemq rm --files NAME`.")
     if error.errno == errno.EROFS:
-        return JournalFull(f"{told} Look why it is read-only (`dmesg`), and mount it for writing.")
+        return JournalFull(
+            f"{told} Find out why it is read-only (`dmesg`), and mount it for writing."
+        )
     return JournalError(told)

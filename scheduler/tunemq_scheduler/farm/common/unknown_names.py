@@ -26,7 +26,7 @@ def unknown_name(kind: str, name: str, there_are: Iterable[str]) -> ConfigError:
         hint = f"; did you mean {' or '.join(near)}?"
     elif names:
         more = " ..." if len(names) > _LISTED else ""
-        hint = f"; there are: {', '.join(names[:_LISTED])}{more}"
+        hint = f"; it can be: {', '.join(names[:_LISTED])}{more}"
     else:
-        hint = "; there is none."
-    return ConfigError(f"there is no {kind} {name!r}{hint}")
+        hint = "; none exist."
+    return ConfigError(f"the {kind} {name!r} does not exist{hint}")

@@ -77,7 +77,7 @@ def run_on_farm(parts: TunerParts, job: ExperimentJob, connection: SupervisorCon
     record = _newest_record(place, message_signer)
     lost = ""
     if place.copy:
-        tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
+        tell(f"Fetching the experiment from {place.copy} to {place.folder} ...")
         with connection.alive():
             lost = bring_experiment(place.copy, place.folder, message_signer, record)
     prepared, found, keep = _prepared(parts, place, job)
@@ -141,9 +141,9 @@ def _check_free(store: str) -> None:
         objects.probe()
         if next(iter(objects.list(f"{FILE_NAME}/")), None) is not None:
             raise ConfigError(
-                f"there is an experiment at {store}, and nothing of it on this machine: start the"
-                f" farm's scheduler with --take-over {store}, or submit this one under another"
-                " --name."
+                f"the store has an experiment at {store}, and this machine has nothing of it: "
+                f"start the farm's scheduler with --take-over {store}, or submit this one with "
+                "another --name."
             )
 
 
@@ -175,8 +175,8 @@ def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> 
         check_newest(local, stored, place.folder)
         if is_copy_ahead(objects, Path(place.folder, FILE_NAME), message_signer):
             raise SchedulerSuperseded(
-                f"{place.folder} lacks results that the copy in the store has, as when a"
-                f" backup was put back: {_take_over(place)}."
+                f"{place.folder} lacks results that the copy in the store has, for example "
+                f"after a restore of a backup: {_take_over(place)}."
             )
     return local
 

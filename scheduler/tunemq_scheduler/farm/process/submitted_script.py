@@ -33,7 +33,7 @@ def load_tuner(path: Path, name: str) -> Tuner:
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python script; its name must end in .py.")
+        raise ConfigError(f"{path} is not a Python script; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
     spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
@@ -46,12 +46,12 @@ def _tuner_of(defined: dict[str, Any], path: Path, name: str) -> Tuner:
         return found
     others = sorted(key for key, value in defined.items() if isinstance(value, Tuner))
     if name in defined:
-        what = f"{name} in {path} is a {type(found).__name__} and no Tuner"
+        what = f"{name} in {path} is a {type(found).__name__}, not a Tuner"
     else:
-        what = f"{path} defines no {name} (what stands under `if __name__` does not run)"
+        what = f"{path} does not define {name} (code below `if __name__` does not run)"
     fix = (
         f"write {path}:{others[0]}"
         if others
-        else f"write `{name} = tune.Tuner(...)` in it, and leave `.fit()` to the farm"
+        else f"write `{name} = tune.Tuner(...)` in it, without `.fit()`"
     )
     raise ConfigError(f"{what}; {fix}.")

@@ -21,26 +21,26 @@ def check_settings(settings: ExperimentEnvironment) -> None:
     for name, value in settings.variables.items():
         if not name or "=" in name or "\0" in name:
             raise ConfigError(
-                f"settings.variables: {_shown(name)} is no name of a variable; give one that is"
-                " not empty and has neither '=' nor NUL."
+                f"settings.variables: {_shown(name)} is not the name of a variable; use one "
+                "that is not empty and has neither '=' nor NUL."
             )
         if "\0" in value:
             raise ConfigError(
-                f"settings.variables: {_shown(name)} is {_shown(value)}; leave out the NUL."
+                f"settings.variables: {_shown(name)} is {_shown(value)}; remove the NUL."
             )
     for module in settings.preload or ():
         if not all(part.isidentifier() for part in module.split(".")):
             raise ConfigError(
-                f"settings.preload: {_shown(module)} is no name of a module; write it as in an"
-                " import, such as package.module."
+                f"settings.preload: {_shown(module)} is not the name of a module; write it as "
+                "in an import, such as package.module."
             )
 
 
 def _check_python(python: str) -> None:
     if "\0" in python or ("/" in python and not python.startswith("/")):
         raise ConfigError(
-            f"settings.python: {_shown(python)} is invalid; give an absolute path, such as"
-            " /opt/venv/bin/python, or a plain name, such as python3."
+            f"settings.python: {_shown(python)} is invalid; write an absolute path, such as "
+            "/opt/venv/bin/python, or a plain name, such as python3."
         )
 
 

@@ -129,7 +129,7 @@ class ExperimentQueue:
         """
         check_name(name)
         if name in self._entries:
-            raise ConfigError(f"there is an experiment {name}; give this one another name.")
+            raise ConfigError(f"the experiment {name} exists already; choose another name.")
         entry = QueueEntry(
             name=name,
             id=self._ids.get(name) or self._new_id(),
@@ -282,19 +282,19 @@ class ExperimentQueue:
             version = found["version"]
             if isinstance(version, int) and version > ENTRY_VERSION:
                 raise JournalError(
-                    f"{path} is of version {version}, this TuneMQ reads {ENTRY_VERSION}; start the"
-                    " scheduler with the version that wrote it."
+                    f"{path} is of version {version}, and this TuneMQ reads {ENTRY_VERSION}; "
+                    "start the scheduler with the version that wrote it."
                 )
             entry = msgspec.convert(found, QueueEntry)
             if entry.name + _SUFFIX != path.name or entry.turn in self._at_turn:
-                raise msgspec.ValidationError("it is that of another experiment")
+                raise msgspec.ValidationError("it is the id of another experiment")
         except (*UNDECODABLE, KeyError, TypeError) as error:
             # One damaged file is no reason to stop a farm with hundreds of experiments.
             name, at = path.stem, path.stat().st_mtime
             why = (
-                f"{path} is damaged ({error}), so this search cannot run. Put that file back from a"
-                " backup and start the scheduler again; or forget the search and keep its results"
-                f" folder: tunemq rm {name}"
+                f"{path} is damaged ({error}), so this search cannot run. Restore that file "
+                "from a backup and restart the scheduler; or forget the search and keep its "
+                f"results folder: tunemq rm {name}"
             )
             self.damaged.append(f"{name}: {why}")
             if name != safe_name(name, "experiment"):
@@ -342,4 +342,4 @@ def check_name(name: str) -> None:
     """
     safe = safe_name(name, "experiment")
     if name != safe:
-        raise ConfigError(f"an experiment cannot be called {name!r}; call it {safe!r}.")
+        raise ConfigError(f"the name {name!r} is invalid for an experiment; use {safe!r}.")

@@ -359,7 +359,7 @@ class RunningExperiments:
         last = min(running, key=lambda entry: (entry.priority, -entry.number), default=None)
         if last is None or last.priority >= priority:
             return False
-        self._end(self._running[last.name], State.QUEUED, "made way for a higher priority")
+        self._end(self._running[last.name], State.QUEUED, "preempted by a higher priority")
         return True
 
     def _start(self, entry: QueueEntry) -> None:
@@ -463,8 +463,8 @@ class RunningExperiments:
         else:
             left_s = max(0.0, self._limit_s(connection) - connection.silent_s)
             then = (
-                f"it is ended and started again in {left_s:.0f} s, and the search fails after"
-                f" {_HANGS_AT_MOST} times of that; `tunemq stop {one.name}` stops the search"
+                f"it is ended and restarted in {left_s:.0f} s, and the search fails after "
+                f"{_HANGS_AT_MOST} such restarts; `tunemq stop {one.name}` stops the search"
             )
         since = f"the process of {one.name} has not answered for {connection.silent_s:.0f} s"
         return f"{since}: {connection.likely_reason}; {then}"
@@ -548,7 +548,7 @@ class RunningExperiments:
             )
             return
         pause = backoff_s(one.ends, *_RESTART_S)
-        self._notices(f"{one.name}: {process_exit.text}; it is started again in {pause:g} s.")
+        self._notices(f"{one.name}: {process_exit.text}; it is restarted in {pause:g} s.")
         one.restart_at = time.monotonic() + pause
 
     def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
@@ -687,7 +687,7 @@ class RunningExperiments:
         if connection.usage is None:
             return a.Explanation(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in connection.usage.held.values())
-        ends = "" if one.ends_for is None else f"gives its slots back ({one.because}), and still "
+        ends = "" if one.ends_for is None else f"frees its slots ({one.because}), and still "
         lines = [*failed, f"{name} {ends}runs, on {held} node{'' if held == 1 else 's'}"]
         lines += connection.status.waits if connection.status is not None else ()
         for wanted in connection.usage.wants:
@@ -725,7 +725,7 @@ class RunningExperiments:
             raise RequestRejected(
                 f"experiment {name} has no process now: {_failed(one)}"
                 if one.ends
-                else f"the process of {name} has just ended, and is started again."
+                else f"the process of {name} has just ended, and is restarted."
             )
         return one.connection
 
@@ -748,7 +748,7 @@ def _failed(one: _ExperimentRun) -> str:
     how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
     wait_s = max(0.0, one.restart_at - time.monotonic()) if one.connection is None else 0.0
     next_one = (
-        f"It starts again in {wait_s:.0f} s." if one.connection is None else "It started again."
+        f"It is restarted in {wait_s:.0f} s." if one.connection is None else "It was restarted."
     )
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
 

@@ -186,16 +186,14 @@ class FarmApi:
         if self._experiments.has(entry.name):
             entry = self._queue.move(entry.name, State.STOPPING, reason, may_wait=True)
             self._experiments.stop(entry.name, reason)
-            what = "is being stopped; what its trials have is saved first"
+            what = "is being stopped; its trials save first"
             if trouble := self._experiments.trouble(entry.name):
                 what += f". But {trouble.rstrip('.')}"
         else:
             entry = self._queue.move(entry.name, State.STOPPED, reason, may_wait=True)
             what = "is stopped"
         if unsaved := self._queue.unsaved(entry.name):
-            what += (
-                f". If the scheduler ends before it can write this down, stop it again: {unsaved}"
-            )
+            what += f". If the scheduler ends before it can record this, stop it again: {unsaved}"
         return _done(entry, what)
 
     def pause(self, request: r.PauseExperiment, caller: RequestCaller) -> a.RequestDone:
@@ -209,7 +207,7 @@ class FarmApi:
         if not self._experiments.has(entry.name):
             return _done(entry, "is paused")
         self._experiments.pause(entry.name, reason)
-        return _done(entry, "is paused; its trials give their slots back at their next checkpoints")
+        return _done(entry, "is paused; its trials free their slots at their next checkpoints")
 
     def resume(self, request: r.ResumeExperiment, caller: RequestCaller) -> a.RequestDone:
         """Give an experiment slots or a place in the queue again."""
@@ -251,7 +249,7 @@ class FarmApi:
             return self._remove_files(entry.name)
         self._queue.remove(entry.name)
         self._experiments.forget(entry.name)
-        text = f"{entry.name} is removed; its files are left"
+        text = f"{entry.name} is removed; its files remain"
         if (removal := self._removals.pop(entry.name, None)) is not None:
             removal.answer.reject(text)
         return a.RequestDone(text=text)
@@ -271,12 +269,12 @@ class FarmApi:
         """Answer those who wait for the removal of files."""
         for name, one in list(self._removals.items()):
             repeat = (
-                f"Repeat it: tunemq rm --files {name}; or leave what is there: tunemq rm {name}"
+                f"Repeat the command: tunemq rm --files {name}; or keep the rest: tunemq rm {name}"
             )
             if not one.stored.done():
                 if time.monotonic() > one.until:
                     one.answer.reject(
-                        f"what the store has of {name} is still being removed. {repeat}"
+                        f"the files of {name} in the store are still being removed. {repeat}"
                     )
                 continue
             del self._removals[name]
@@ -398,8 +396,8 @@ class FarmApi:
         entry = self._queue.get(request.name)
         if entry is None:
             raise ConfigError(
-                f"there is a folder {self._results / request.name} of an experiment that this farm"
-                " does not know; give this one another --name, or move that away."
+                f"the folder {self._results / request.name} belongs to an experiment that this "
+                "farm does not know; choose another --name, or move that folder away."
             )
         fix = (
             f", continue with it (tunemq resume {entry.name}), or remove it"
@@ -407,8 +405,8 @@ class FarmApi:
             else ""
         )
         raise ConfigError(
-            f"there is an experiment {entry.name}, which is {entry.state}; give this one another"
-            f" --name{fix}."
+            f"the experiment {entry.name} exists already, and is {entry.state}; choose another "
+            f"--name{fix}."
         )
 
     def _is_taken(self, name: str) -> bool:

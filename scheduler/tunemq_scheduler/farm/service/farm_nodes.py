@@ -168,13 +168,13 @@ class FarmNodes:
         """
         node = self.name_of(instance_id)
         if node not in self._asked:
-            return f"{node} takes trials already"
+            return f"{node} accepts trials already"
         self._keep({name: reason for name, reason in self._asked.items() if name != node})
         if instance_id not in self._nodes:
-            return f"{node} is not there now; it takes trials when it comes"
+            return f"{node} is absent now; it accepts trials when it joins"
         self._set_aside.discard(instance_id)
         self._allocator.node_resumed(instance_id)
-        return f"{node} takes trials again"
+        return f"{node} accepts trials again"
 
     def retire(self, instance_id: str, reason: str) -> str:
         """Drain a node, and end its worker.
@@ -186,8 +186,8 @@ class FarmNodes:
         self._transport.retire(instance_id, reason)
         node = self.name_of(instance_id)
         return (
-            f"{node} is {reason}: its trials save and continue elsewhere, and it ends; if it is"
-            f" started again it gets no trial until `tunemq nodes resume {node}`"
+            f"{node} is {reason}: its trials save and continue elsewhere, and it ends; after a "
+            f"restart it gets no trial until `tunemq nodes resume {node}`"
         )
 
     def _row(self, allocation: NodeAllocation) -> NodeRow:
@@ -243,7 +243,7 @@ class FarmNodes:
 
     def _health(self, allocation: NodeAllocation) -> str:
         if allocation.state == "lost":
-            return "not heard for longer than its lease"
+            return "silent for longer than its lease"
         if allocation.node in self._asked:
             return self._asked[allocation.node]
         node_metrics = self._transport.node_metrics(allocation.instance_id)

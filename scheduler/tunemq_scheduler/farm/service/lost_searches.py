@@ -74,8 +74,8 @@ def find_lost_searches(
         except JournalError as error:  # no reason to serve none of the farm's searches
             place = without_settings(address)
             tell(
-                f"--take-over {place} is passed over: {error} Then `Tuner.restore({place!r})` in a"
-                " script continues it; or put the object back, and start the scheduler again."
+                f"--take-over {place} is skipped: {error} Then `Tuner.restore({place!r})` in a "
+                "script continues it; or restore the object, and restart the scheduler."
             )
         else:
             found[one.name] = one
@@ -85,8 +85,8 @@ def find_lost_searches(
 def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
     if not is_remote(given):
         raise ConfigError(
-            f"--take-over {given}: give the address of an experiment in a store, such as"
-            " s3://bucket/prefix/name."
+            f"--take-over {given}: pass the address of an experiment in a store, such as "
+            "s3://bucket/prefix/name."
         )
     address = canonical_address(given)
     if is_remote(store):
@@ -95,7 +95,7 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
     with open_objects(address) as objects:
         record = stored_record(objects, journal_signer(keys.journal_keys(name)))
     if record is None or not record.events_key:
-        raise ConfigError(f"--take-over {without_settings(address)}: no farm ran a search there.")
+        raise ConfigError(f"--take-over {without_settings(address)}: no farm's search is there.")
     return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
 
 

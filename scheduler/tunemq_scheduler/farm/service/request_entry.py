@@ -94,14 +94,14 @@ def decode_entry(
     owner, signed_message = _text(fields, b"owner"), fields.get(b"body", b"")
     if not SUBMITTER_NAME.fullmatch(owner):
         raise InvalidRequest(
-            f"the owner {owner!r} cannot be used: give letters, digits and .@+=-, 64 at most.",
+            f"the owner {owner!r} is invalid: use letters, digits and .@+=-, 64 at most.",
             "unreadable",
             request,
         )
     size = len(signed_message) - (HEAD_BYTES if keys.is_signed else 1)
     if size > r.MAX_REQUEST_BYTES:
         raise InvalidRequest(
-            f"the request has more than {r.MAX_REQUEST_BYTES} bytes, which are the most.",
+            f"the request has more than the limit of {r.MAX_REQUEST_BYTES} bytes.",
             "oversized",
             request,
         )
@@ -137,14 +137,15 @@ def _not_hers(error: InvalidSignature, owner: str) -> str:
     if error.reason in {"unsigned", "unknown_submitter"}:
         known = "" if error.reason == "unsigned" else f", and has no keys of {owner!r}"
         return (
-            f"this farm takes signed requests only{known}: have who runs it make keys for you"
-            f" (tunemq keys add FOLDER {owner}), and name the file {owner}.toml by --keys or"
-            f" ${KEYS_VARIABLE}."
+            f"this farm accepts signed requests only{known}: ask its administrator for keys "
+            f"(tunemq keys add FOLDER {owner}), and pass the file {owner}.toml with --keys or "
+            f"${KEYS_VARIABLE}."
         )
     if error.reason == "signed_without_keys":
         return (
-            "this farm has no keys, and this request is signed: start the scheduler with --keys"
-            f" scheduler.toml, or ask without --keys and without ${KEYS_VARIABLE}."
+            "this farm has no keys, and this request is signed: start the scheduler with "
+            "--keys scheduler.toml, or run the command without --keys and without "
+            f"${KEYS_VARIABLE}."
         )
     return f"the request {error}."
 
@@ -156,9 +157,7 @@ def _check_time(sent: str, now: float, request: str, message_signer: MessageSign
         InvalidRequest: its time is out of range.
     """
     if not _SENT.fullmatch(sent):
-        raise InvalidRequest(
-            "the request does not say when it was sent.", "unreadable", request, message_signer
-        )
+        raise InvalidRequest("the request lacks its time.", "unreadable", request, message_signer)
     at = int(sent) / 1000
     behind = now - at
     if -redis_keys.CLOCK_TOLERANCE_S <= behind <= redis_keys.REQUEST_TTL_S:
@@ -166,9 +165,9 @@ def _check_time(sent: str, now: float, request: str, message_signer: MessageSign
     is_late = behind > 0
     most = redis_keys.REQUEST_TTL_S if is_late else redis_keys.CLOCK_TOLERANCE_S
     raise InvalidRequest(
-        f"the request was sent at {_clock(at)} by the clock of who sent it, and the scheduler's"
+        f"the request was sent at {_clock(at)} by its sender's clock, and the scheduler's clock"
         f" says {_clock(now)}: that is {abs(behind):.0f} s {'behind' if is_late else 'ahead'}, and"
-        f" {most} s are the most. Set the clock of the one machine or the other (with NTP).",
+        f" {most} s is the limit. Set the clock of one machine (with NTP).",
         "expired" if is_late else "early",
         request,
         message_signer,

@@ -202,8 +202,10 @@ class RequestServer:
             outcome: _Outcome | None = pending.deferred.outcome
             if outcome is None and now > pending.until:
                 outcome = RequestRejection(
-                    text="the experiment's own process does not answer; its code may be busy. Try"
-                    " again later."
+                    text=(
+                        "the experiment's process does not answer; its code may be busy. Try "
+                        "again later."
+                    )
                 )
             if outcome is not None:
                 del self._pending[key]
@@ -251,6 +253,8 @@ def _failed(error: Exception) -> RequestRejection:
     """Log a defect in full; return the text for the client."""
     tell("".join(traceback.format_exception(error)))
     return RequestRejection(
-        text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."
-        " Please report it."
+        text=(
+            f"the scheduler failed to execute it ({type(error).__name__}: {error}); its log has "
+            "details. Please report it."
+        )
     )

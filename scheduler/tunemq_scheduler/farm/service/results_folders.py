@@ -121,7 +121,7 @@ def _delete_stored(address: str, experiment_id: str, done: Future[None]) -> None
         with open_objects(address) as objects:
             record = stored_record(objects, journal_signer())
             if record is not None and not record.experiment_id.startswith(experiment_id):
-                raise StoreError(f"it belongs to another experiment, of {record.holder}")
+                raise StoreError(f"it belongs to another experiment, which {record.holder} ran")
             # The record goes last, so that a removal that is cut off can be repeated.
             objects.delete([one.key for one in objects.list() if one.key != RECORD_KEY])
             objects.delete([RECORD_KEY])

@@ -239,13 +239,13 @@ class Supervisor:
         except JournalFull as full:
             if not self._is_full:
                 self._tell(
-                    f"degraded: {full} Nothing is lost: searches wait, requests that change the"
-                    " farm are refused, and all continues when the disk takes it."
+                    f"degraded: {full} Nothing is lost: searches wait, requests that change the "
+                    "farm are refused, and all continues once the disk accepts writes."
                 )
             self._is_full = True
         else:
             if self._is_full:
-                self._tell("the farm's own files can be written again; all of them are.")
+                self._tell("the scheduler's files can be written again, and are complete.")
             self._is_full = False
 
     def _follow_output(self) -> None:

@@ -35,7 +35,7 @@ def test_code_folder_that_does_not_hold_the_script_is_rejected(script, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(ConfigError, match="is not in"):
         code_place(script, str(tmp_path / "elsewhere"))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         code_place(script, str(tmp_path / "nowhere"))
 
 
@@ -43,7 +43,7 @@ def test_script_name_with_a_tuner_is_split_at_the_colon(script, monkeypatch):
     monkeypatch.chdir(script.parent)
     assert script_name("train.py") == (script, "tuner")
     assert script_name("train.py:other") == (script, "other")
-    with pytest.raises(ConfigError, match="there is no script missing"):
+    with pytest.raises(ConfigError, match="the script missing"):
         script_name("missing.py")
     with pytest.raises(ConfigError, match="SCRIPT:NAME"):
         script_name("train.py:not a name")

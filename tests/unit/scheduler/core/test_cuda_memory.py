@@ -62,7 +62,7 @@ def test_f23_trial_out_of_memory_on_a_gpu_part_gets_a_whole_gpu_once_and_keeps_i
     record = node.run_out()
     assert record.retried
     assert record.told.startswith(f"it shared a GPU ({shown}")
-    assert record.told.endswith("and has a whole one from now on")
+    assert record.told.endswith("and gets a whole one from now on")
     trial = node.runner.live["a"]
     assert trial.resources == {**request_, "gpu": 1.0}
     assert (trial.is_alone, trial.num_failures, trial.failures) == (True, 1, {})
@@ -82,7 +82,7 @@ def test_trial_out_of_memory_on_a_whole_gpu_is_not_retried() -> None:
     record = node.run_out()
     assert (record.retried, record.told) == (
         False,
-        "not tried again, for that would change nothing",
+        "not retried, because that would not help",
     )
     assert node.runner.summary("a").resources == {"gpu": 1.0}
     node.is_as_replayed()
@@ -139,4 +139,4 @@ def test_trial_whose_only_node_is_excluded_ends() -> None:
     failed = m.TrialFailed("a", order.attempt, "cuda_memory", "out of memory", "", 0.0)
     (record,) = [one for one in node.tell(failed) if isinstance(one, c.NotifyFailure)]
     assert not record.retried
-    assert "no other node that could hold it" in record.told
+    assert "no other node can hold it" in record.told

@@ -115,7 +115,7 @@ def test_failed_saves_and_failed_restores_are_counted_separately_and_not_as_erro
 def test_failure_of_the_nodes_disk_never_counts_against_the_trial() -> None:
     tries = Tries(max_failures=0, max_storage_failures=0)
     told = {(one.retried, one.told) for one in (tries.fail_once("disk") for _ in range(5))}
-    assert told == {(True, "not counted, for the fault is the disk of its node")}
+    assert told == {(True, "not counted, because the disk of its node is the cause")}
     assert tries.fail_once("user").told == "failure 1 of at most 1"
 
 
@@ -138,8 +138,8 @@ def test_trial_whose_forkserver_dies_each_time_ends_with_a_reason_that_names_it(
     summary = tries.runner.summary("a")
     assert summary.status == "ERROR"
     assert summary.reason.startswith(
-        "death of its node's forkserver: nodes or forkservers lost in a row while they ran it"
-        " and no other trial: 3 ("
+        "death of its node's forkserver: 3 nodes or forkservers lost in a row while they ran only"
+        " this trial ("
     )
 
 
@@ -149,7 +149,7 @@ def test_failure_that_would_repeat_is_not_retried(kind: str) -> None:
     record = tries.fail_once(kind)
     assert (record.retried, record.told) == (
         False,
-        "not tried again, for that would change nothing",
+        "not retried, because that would not help",
     )
     assert tries.status == "ERROR"
 
@@ -165,7 +165,7 @@ def test_max_failures_of_minus_one_retries_a_trial_for_ever() -> None:
     for kind in COUNTED + ["fetch", "storage", "restore"] * 10:
         record = tries.fail_once(kind)
         assert record.retried
-    assert record.told == "restore failure 10 in a row, and there may be any number"
+    assert record.told == "restore failure 10 in a row, without a limit"
 
 
 @pytest.mark.parametrize("kind", [*COUNTED, "fetch", "disk", "storage", "restore", "cuda_memory"])
@@ -263,7 +263,7 @@ def test_f22_trial_whose_nodes_are_lost_one_after_another_ends_as_poison() -> No
     assert isinstance(end, c.NotifyTrialEnd)
     assert end.status == "ERROR"
     assert end.reason.startswith(
-        "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
+        "poison: 3 nodes or forkservers lost in a row while they ran only this trial ("
     )
     assert "node.1, node.2, node.3" in end.reason
 

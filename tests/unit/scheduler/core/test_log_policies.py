@@ -86,7 +86,7 @@ class Farm(Story):
 def test_f23_do_not_retry_makes_a_failure_final_whatever_max_failures_is() -> None:
     farm = Farm()
     _, record = farm.fail_for(ASSERT)
-    told = f"not tried again, for it printed 'oh, {ASSERT}!', which matches '{ASSERT}'"
+    told = f"not retried, because it printed 'oh, {ASSERT}!', which matches '{ASSERT}'"
     assert (record.retried, record.told) == (False, told)
     summary = farm.runner.summary("a")
     assert (summary.status, summary.reason) == ("ERROR", f"error in the trial's code: {told}")
@@ -143,7 +143,7 @@ def test_f23_exclude_node_retries_elsewhere_and_does_not_count_the_failure(kind:
     name = node.partition(".")[0]
     assert (record.retried, record.kind) == (True, kind)
     assert record.told == (
-        f"it is not placed on node {name} any more, for it printed 'oh, {ECC}!', which matches "
+        f"it is not placed on node {name} any more, because it printed 'oh, {ECC}!', which matches "
         f"'{ECC}' (excluded node 1 of at most 2)"
     )
     assert farm.trial.failures == farm.trial.in_a_row == {}
@@ -212,7 +212,7 @@ def test_trial_without_another_node_ends_with_the_reason() -> None:
     farm = Farm(nodes=1, nodes_may_come=False)
     _, record = farm.fail_for(ECC)
     assert not record.retried
-    assert record.told.endswith("and there is no other node that could hold it")
+    assert record.told.endswith("and no other node can hold it")
     assert farm.runner.summary("a").status == "ERROR"
 
 

@@ -104,7 +104,7 @@ def test_request_for_several_gpus_takes_whole_ones_and_for_one_may_take_a_part()
 def test_waiting_request_for_several_gpus_explains_that_parts_do_not_count() -> None:
     placement = a_node("MIG-1", "MIG-2", "GPU-1")
     assert placement.why_never({"gpu": 2.0}) == (
-        "a trial asks for gpu=2, the most that any node has is 1 (MIG parts of GPUs are not "
+        "a trial requests gpu=2; the most on any node is 1 (MIG parts of GPUs are not "
         "counted: a trial can use no more than one of them)"
     )
     assert not placement.could_hold({"gpu": 2.0})
@@ -120,7 +120,7 @@ def test_request_that_fits_only_with_a_withheld_device_waits_and_names_it() -> N
     assert placement.could_hold({"gpu": 2.0})
     assert placement.why_never({"gpu": 2.0}) is None
     assert placement.why_not_now({"gpu": 2.0}) == (
-        "a trial asks for gpu=2, the most that is free on any node is 1, of 2 at most"
+        "a trial requests gpu=2; the most that is free on any node is 1, of 2 at most"
     )
     assert placement.withheld_from({"gpu": 2.0}) == [("n", "b", XID)]
 

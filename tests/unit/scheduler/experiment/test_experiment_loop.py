@@ -116,7 +116,7 @@ def test_loop_does_nothing_in_a_turn_after_the_end() -> None:
 def test_request_above_any_node_is_an_error_where_no_node_may_come() -> None:
     loop = Loop(resources={"cpu": 8.0})
     loop.runner.settings = RunnerSettings(request=None)
-    with pytest.raises(ResourceError, match="cpu=8, the most that any node has is 1"):
+    with pytest.raises(ResourceError, match="cpu=8; the most on any node is 1"):
         loop.turn(NODE)
 
 

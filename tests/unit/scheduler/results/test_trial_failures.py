@@ -59,7 +59,7 @@ def test_failure_is_written_with_its_class_budget_and_fix(tmp_path):
     assert Path(path).read_text().splitlines()[1::3] == ["full", "full"]
     first, last = Path(path).read_text().splitlines()[2::3]
     assert first == "(out of memory: failure 1 of at most 2; it is tried again)"
-    assert last.startswith("(out of memory: failure 2 of at most 2; let it hold less, or raise")
+    assert last.startswith("(out of memory: failure 2 of at most 2; reduce its memory, or raise")
 
 
 def test_unwritable_error_file_is_named(tmp_path):

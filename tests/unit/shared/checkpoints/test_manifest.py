@@ -90,9 +90,9 @@ def test_more_files_than_the_limit_are_rejected_on_writing_and_reading() -> None
     files = tuple(FileEntry(str(n), 0, A) for n in range(MAX_FILES + 1))
     with pytest.raises(CheckpointError, match=r"100001 files .* 100000 is the most"):
         make_manifest(info(), files, ())
+    many = [{"name": "a", "size": 0, "sha256": ""}] * (MAX_FILES + 1)
     with pytest.raises(CheckpointCorrupt, match="lists 100002 files; 100000 is the most"):
-        files = [{"name": "a", "size": 0, "sha256": ""}] * (MAX_FILES + 1)
-        parse_manifest(KEY, changed(files=files))
+        parse_manifest(KEY, changed(files=many))
     with pytest.raises(CheckpointCorrupt, match="lists 100002 files"):
         parse_manifest(KEY, changed(folders=[str(n) for n in range(MAX_FILES)]))
 

@@ -42,11 +42,8 @@ def test_request_that_can_never_be_met_names_the_resource_and_the_maximum() -> N
     placement.add_node("one", {"cpu": 2.0})
     placement.add_node("two", {"cpu": 4.0, "gpu": 1.0})
     assert placement.why_never({"cpu": 4.0, "gpu": 1.0}) is None
-    assert (
-        placement.why_never({"cpu": 8.0})
-        == "a trial asks for cpu=8, the most that any node has is 4"
-    )
-    assert "gpu=2, the most that any node has is 1" in str(placement.why_never({"gpu": 2.0}))
+    assert placement.why_never({"cpu": 8.0}) == "a trial requests cpu=8; the most on any node is 4"
+    assert "gpu=2; the most on any node is 1" in str(placement.why_never({"gpu": 2.0}))
 
 
 def test_request_that_no_single_node_can_meet_is_explained() -> None:

@@ -211,20 +211,20 @@ def test_placement_that_is_dumped_and_loaded_is_unchanged() -> None:
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        ({"gpu": 3.0}, "a trial asks for gpu=3, the most that any node has is 2"),
+        ({"gpu": 3.0}, "a trial requests gpu=3; the most on any node is 2"),
         (
             {"gpu": 1.0, "accelerator_type:H100": 1.0},
-            "a trial asks for gpu of H100=1, the most that any node has is 0",
+            "a trial requests gpu of H100=1; the most on any node is 0",
         ),
         (
             {"gpu": 1.0, "gpu_memory": 2.0**37},
-            "a trial asks for gpu_memory=128 GiB, the most that any node has is 74.5 GiB",
+            "a trial requests gpu_memory=128 GiB; the most on any node is 74.5 GiB",
         ),
         (
             {"gpu": 2.0, "accelerator_type:T4": 1.0},
-            "a trial asks for gpu of T4=2, the most that any node has is 1",
+            "a trial requests gpu of T4=2; the most on any node is 1",
         ),
-        ({"licence": 1.0}, "a trial asks for licence=1, the most that any node has is 0"),
+        ({"licence": 1.0}, "a trial requests licence=1; the most on any node is 0"),
     ],
 )
 def test_gpu_request_that_can_never_be_met_names_the_missing_resource(
@@ -240,12 +240,12 @@ def test_waiting_request_names_the_most_free_and_the_most_in_total() -> None:
     assert placement.why_not_now({"gpu": 4.0}) is None
     placement.take("a", {"gpu": 0.25})
     assert placement.why_not_now({"gpu": 4.0}) == (
-        "a trial asks for gpu=4, the most that is free on any node is 3, of 4 at most"
+        "a trial requests gpu=4; the most that is free on any node is 3, of 4 at most"
     )
     for node, count in (("a", 3.0), ("b", 2.0)):
         placement.take(node, {"gpu": count})
     assert placement.why_not_now({"gpu": 0.9}) == (
-        "a trial asks for gpu=0.9, the most that is free on any node is 0.75, of 1 at most"
+        "a trial requests gpu=0.9; the most that is free on any node is 0.75, of 1 at most"
     )
     placement.take("b", {"cpu": 1.0})
     assert placement.why_not_now({"gpu": 0.5, "cpu": 16.0}) is None
@@ -258,7 +258,7 @@ def test_request_that_no_node_has_free_at_once_is_explained() -> None:
     placement.take("a", {"cpu": 16.0})
     placement.take("b", {"gpu": 1.0})
     assert placement.why_not_now({"cpu": 1.0, "gpu": 1.0}) == (
-        "a trial asks for cpu=1, gpu=1, and no single node has all of it free"
+        "a trial requests cpu=1, gpu=1, and no single node has all of it free"
     )
 
 

@@ -360,7 +360,7 @@ def test_illegal_transition_shows_the_history_of_the_trial() -> None:
 def test_trial_process_that_ends_without_an_event_is_reported_as_a_tunemq_bug() -> None:
     story = Story()
     story.start("a", TO_THE_END)
-    with pytest.raises(BugError, match="nothing said how it ended"):
+    with pytest.raises(BugError, match="is gone without a report"):
         story.free("a")
 
 

@@ -209,7 +209,7 @@ def test_runner_with_all_checkpoints_damaged_ends_the_trial_in_error() -> None:
     trial = story.runner.summary("a")
     assert trial.status == "ERROR"
     assert "'a/1-2', 'a/1-1'" in trial.failure.error
-    assert trial.reason == "checkpoint not restored: not tried again, for no checkpoint is whole"
+    assert trial.reason == "checkpoint not restored: not retried, because no checkpoint is whole"
     assert "restart_errored" in classify(trial.failure).fix
 
 

@@ -70,7 +70,7 @@ def test_trial_that_excludes_a_node_is_offered_another_and_leaves_the_first_to_o
         assert farm.allocator.explainer.snapshot()[0].held == {}, (
             "others may have the resources that it does not use"
         )
-        assert "kept away from" in farm.allocator.explainer.why("e", REQUEST)[0]
+        assert "only nodes that exclude it" in farm.allocator.explainer.why("e", REQUEST)[0]
         farm.join("two")
         farm.settle()
     assert farm.where()["t0"] != before

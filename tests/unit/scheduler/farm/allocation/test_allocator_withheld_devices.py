@@ -35,7 +35,7 @@ def test_withheld_device_is_offered_only_once_it_is_back() -> None:
     [(_, offer)] = allocator.offers()
     assert offer.devices == {"n-1": 1.0}
     assert allocator.explainer.why("e", ONE) == [
-        "a trial asks for gpu=1, the most that is free on any node is 0, of 2 at most",
+        "a trial requests gpu=1; the most that is free on any node is 0, of 2 at most",
         WORDS,
     ]
     allocator.devices_withheld("n", {})

@@ -102,7 +102,7 @@ def test_waiting_reason_names_excluded_nodes_with_room() -> None:
     allocator.experiment_added("e", "ada")
     allocator.usage("e", wants(1, None, "", "one"))
     assert allocator.offers() == []
-    assert "only nodes that it is kept away from" in allocator.explainer.why("e", ONE)[0]
+    assert "only nodes that exclude it" in allocator.explainer.why("e", ONE)[0]
 
 
 def test_offers_of_a_node_are_numbered_and_state_all_that_may_be_held() -> None:
@@ -264,7 +264,7 @@ def test_restarted_allocator_offers_nothing_before_all_experiments_report() -> N
     allocator.expect("gone")
     allocator.usage("new", wants(2))
     assert allocator.offers() == []
-    assert "was started again" in allocator.explainer.why("new", ONE)[0]
+    assert "has restarted" in allocator.explainer.why("new", ONE)[0]
     allocator.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allocator.offers()  # exactly what it holds
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})
@@ -354,7 +354,7 @@ def test_owner_never_holds_more_than_its_quota() -> None:
         allocator.usage(name, wants(5))
     offers = allocator.offers()
     assert gpus_of(offers, "e") + gpus_of(offers, "f") == 3
-    assert "the quota of ada is gpu=3, and 3 of it is used" in allocator.explainer.why("f", ONE)
+    assert "the quota of ada is gpu=3, of which 3 is used" in allocator.explainer.why("f", ONE)
 
 
 def test_higher_priority_of_an_owner_at_its_quota_preempts_the_owners_lower_one() -> None:
@@ -377,17 +377,17 @@ def test_waiting_reason_names_the_resource_and_the_available_amount() -> None:
     allocator.experiment_added("f", "bob", priority=3)
     allocator.usage("e", wants(9))
     allocator.offers()
-    assert "gpu=4, the most that any node has is 2" in allocator.explainer.why("e", {"gpu": 4.0})[0]
+    assert "gpu=4; the most on any node is 2" in allocator.explainer.why("e", {"gpu": 4.0})[0]
     assert any("gpu=1" in reason for reason in allocator.explainer.why("e", ONE))
     allocator.usage("f", wants(1, {"cpu": 1.0, "gpu": 2.0}))
     allocator.offers()
     said = allocator.explainer.why("e", ONE)
-    assert any("is reserved for f, once e has let go of it" in reason for reason in said)
+    assert any("is reserved for f, once e has freed it" in reason for reason in said)
     assert any(
         "being cleared for it" in one
         for one in allocator.explainer.why("f", {"cpu": 1.0, "gpu": 2.0})
     )
-    assert "knows no experiment 'g'" in allocator.explainer.why("g", ONE)[0]
+    assert "has no experiment 'g'" in allocator.explainer.why("g", ONE)[0]
 
 
 def test_snapshot_names_the_holder_of_each_resource() -> None:

@@ -50,8 +50,8 @@ def test_another_variable_can_be_given(script):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("missing", "defines no missing .*write .*:second"),
-        ("number", "number in .* is a int and no Tuner"),
+        ("missing", "does not define missing .*write .*:second"),
+        ("number", "number in .* is a int, not a Tuner"),
     ],
 )
 def test_invalid_variable_is_reported_with_the_valid_ones(script, name, said):

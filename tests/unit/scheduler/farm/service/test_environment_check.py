@@ -12,15 +12,18 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (ExperimentEnvironment(variables={"": "1"}), r"settings\.variables: '' is no name"),
-        (ExperimentEnvironment(variables={"A=B": "1"}), r"settings\.variables: 'A=B' is no name"),
+        (ExperimentEnvironment(variables={"": "1"}), r"settings\.variables: '' is not the name"),
+        (
+            ExperimentEnvironment(variables={"A=B": "1"}),
+            r"settings\.variables: 'A=B' is not the name",
+        ),
         (
             ExperimentEnvironment(variables={"A\0": "1"}),
-            r"settings\.variables: 'A\\x00' is no name",
+            r"settings\.variables: 'A\\x00' is not the name",
         ),
         (
             ExperimentEnvironment(variables={"A": "\0"}),
-            r"settings\.variables: 'A' is '\\x00'; leave out the NUL",
+            r"settings\.variables: 'A' is '\\x00'; remove the NUL",
         ),
         (
             ExperimentEnvironment(python="/opt/py\0"),
@@ -28,15 +31,15 @@ from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
         ),
         (
             ExperimentEnvironment(python="venv/bin/python"),
-            r"settings\.python: .* give an absolute path",
+            r"settings\.python: .* write an absolute path",
         ),
         (
             ExperimentEnvironment(preload=("numpy", "a-b")),
-            r"settings\.preload: 'a-b' is no name of a module",
+            r"settings\.preload: 'a-b' is not the name of a module",
         ),
         (
             ExperimentEnvironment(preload=("a..b",)),
-            r"settings\.preload: 'a\.\.b' is no name of a module",
+            r"settings\.preload: 'a\.\.b' is not the name of a module",
         ),
         (ExperimentEnvironment(python="./" + "x" * 10_000), r"x\.\.\.' is invalid"),
     ],

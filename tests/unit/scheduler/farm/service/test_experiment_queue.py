@@ -117,12 +117,12 @@ def test_experiment_that_leaves_the_queue_no_longer_waits(queue):
 
 def test_name_that_is_taken_or_unsafe_is_rejected(queue):
     add(queue, "a")
-    with pytest.raises(ConfigError, match="there is an experiment a"):
+    with pytest.raises(ConfigError, match="the experiment a exists already"):
         add(queue, "a")
-    with pytest.raises(ConfigError, match=r"'\.\./x'; call it 'x'"):
+    with pytest.raises(ConfigError, match=r"'\.\./x' is invalid for an experiment; use 'x'"):
         add(queue, "../x")
     for name in ("blobs", "journal"):
-        with pytest.raises(ConfigError, match=f"call it '_{name}'"):
+        with pytest.raises(ConfigError, match=f"use '_{name}'"):
             add(queue, name)
 
 

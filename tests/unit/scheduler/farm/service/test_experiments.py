@@ -217,7 +217,7 @@ def test_silent_process_is_killed_a_grace_after_its_search_is_stopped(tmp_path, 
         connection.on_readable()
     farm.experiments.turn()
     trouble = farm.experiments.trouble("hangs")
-    assert "it is ended and started again in 600 s" in trouble
+    assert "it is ended and restarted in 600 s" in trouble
     assert "`tunemq stop hangs`" in trouble
 
     farm.queue.move("hangs", State.STOPPING, "stopped by alice")
@@ -263,7 +263,7 @@ def test_search_stopped_by_a_user_is_not_preempted(tmp_path):
     farm.experiments.turn()
     ends = {one.name: one.because for one in farm.experiments._running.values()}
     farm.end()
-    assert ends == {"stopped": "", "stays": "made way for a higher priority", "urgent": ""}
+    assert ends == {"stopped": "", "stays": "preempted by a higher priority", "urgent": ""}
 
 
 def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(farm):

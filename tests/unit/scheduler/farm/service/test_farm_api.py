@@ -83,7 +83,7 @@ def test_missing_node_can_be_resumed_if_a_request_for_it_is_pending(api):
     api = api(nodes)
     api.resume_node(r.ResumeNode(node="delta"), ANN)
     assert nodes.told == [("resume", "delta")]
-    with pytest.raises(ConfigError, match="there is no node 'delte'; did you mean delta"):
+    with pytest.raises(ConfigError, match="the node 'delte' does not exist; did you mean delta"):
         api.resume_node(r.ResumeNode(node="delte"), ANN)
-    with pytest.raises(ConfigError, match="there is no node 'delta'"):
+    with pytest.raises(ConfigError, match="the node 'delta' does not exist"):
         api.drain(r.DrainNode(node="delta"), ANN)
