@@ -42,10 +42,11 @@ class FollowedFile:
             MetricError: A line is not a JSON object, or the file is not a regular one.
         """
         try:
-            file = open(self._path, "rb", buffering=0, opener=_open_at_once)
+            # O_NONBLOCK: a FIFO must not wait for its writer.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        with file:
+        with open(descriptor, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise MetricError(f"{self._path} is not a regular file; write JSON lines to one.")
@@ -79,8 +80,3 @@ class FollowedFile:
             f"{self._path}, line {self._lines}: {line[:200].decode('utf-8', 'replace')!r} cannot be"
             f' read ({reason}); each line has to be a JSON object such as {{"loss": 0.3}}.'
         )
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for the writer of a FIFO."""
-    return os.open(path, flags | os.O_NONBLOCK)
