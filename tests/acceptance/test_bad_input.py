@@ -195,7 +195,7 @@ class TestRejectedBeforeTheStart:
             def get_state(self):
                 return state
 
-        with rejected(rf"Guesser.get_state\(\){place}", "no JSON value", "None for no state"):
+        with rejected(rf"Guesser.get_state\(\){place}", "not a JSON value", "None for no state"):
             fit(trains, search_alg=ConcurrencyLimiter(Guesser("loss", "min"), 2))
         with rejected(rf"Patient.get_state\(\){place}"):
             fit(trains, scheduler=Patient())
@@ -327,13 +327,13 @@ def test_step_that_returns_no_dict_ends_in_error():
 @pytest.mark.parametrize(("name", "amount"), [("cpu", 999), ("gpu", 64), ("licence", 1)])
 def test_resources_that_no_node_has_are_an_error(name, amount):
     most = r"\d+" if name == "cpu" else "[0-9]"
-    with rejected(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
+    with rejected(f"{name}={amount}", f"most on any node is {most}", "with_resources"):
         fit(tune.with_resources(trains, {name: amount}), time_budget_s=100)
 
 
 def test_resources_that_no_node_has_for_one_configuration_are_an_error():
     trainable = tune.with_resources(trains, lambda config: {"cpu": config["cpus"]})
-    with rejected("cpu=999", "most that any node has"):
+    with rejected("cpu=999", "most on any node"):
         fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=100)
 
 

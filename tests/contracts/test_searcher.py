@@ -207,7 +207,7 @@ def test_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     algorithm.on_trial_complete("t2", None)
     assert searcher.points == [({"x": 0}, 4.0)]
     assert searcher.results == searcher.ends == []
-    assert caplog.text.count("PlainSearcher cannot take up trials") == 1
+    assert caplog.text.count("PlainSearcher cannot restore the trials") == 1
 
 
 @pytest.mark.parity(66, 173)
@@ -242,7 +242,7 @@ def test_invalid_suggestion_is_an_error_that_names_the_searcher(answer: Any) -> 
             return answer
 
     algorithm = SearchGenerator(Wrong(), {}, 9)
-    with pytest.raises(SearchFailed, match=r"Wrong\.suggest\(\) gave"):
+    with pytest.raises(SearchFailed, match=r"Wrong\.suggest\(\) returned"):
         algorithm.suggest(0, "t0")
 
 

@@ -206,7 +206,7 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage,
         start_elsewhere(farm, "--store", storage, *take_over)
         submit_again(farm, "search")
         eventually(
-            lambda: "not to be trusted" in farm.run("show", "search").stdout,
+            lambda: "cannot be trusted" in farm.run("show", "search").stdout,
             within=60,
             message=lambda: str(farm),
         )

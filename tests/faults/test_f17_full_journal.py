@@ -114,7 +114,7 @@ def test_f17_a_search_whose_disk_is_full_waits_and_continues_with_nothing_lost(
     assert said.count("degraded: ") == 1
     assert "/disk/e/journal/000001.turns" in said
     assert "bytes are free" in said
-    assert said.count("there is room again after") == 1
+    assert said.count("the disk has space again after") == 1
 
 
 def test_f17_a_search_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:

@@ -40,5 +40,5 @@ def test_f22_search_with_a_foreign_table_continues_after_a_restart_of_the_schedu
         with path.open(newline="") as file:
             steps = [int(row["training_iteration"]) for row in csv.DictReader(file)]
         assert steps == list(range(1, 11))
-    assert f"changed {foreign}. Rebuilt" in farm.said()
+    assert f"changed {foreign}. They were rebuilt" in farm.said()
     assert foreign.with_name("progress.foreign.csv").read_text() == "fps,reward\n1,2\n"

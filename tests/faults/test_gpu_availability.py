@@ -127,7 +127,7 @@ def test_no_trial_process_starts_before_gpu_memory_of_a_killed_one_is_free(gpus)
     eventually(lambda: gpus.said(TrialWaits, "next"), within=30)
     (waits,) = gpus.said(TrialWaits, "next")
     assert waits.what == "device"
-    assert f"GPU {gpus.a}: memory not given back" in waits.reason
+    assert f"GPU {gpus.a}: memory not released" in waits.reason
     assert not gpus.said(TrialStarted, "next")
     gpus.fake.change(gpus.a, keeps_memory=False)
     gpus.runs("next")

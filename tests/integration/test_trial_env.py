@@ -124,5 +124,5 @@ def test_trial_env_names_that_match_no_variable_are_a_warning(worker):
 def test_trial_env_with_an_invalid_name_is_refused(worker, text):
     rejected = worker("--trial-env", text)
     assert rejected.ends() == 64
-    assert "which is no name of a variable" in rejected.said
+    assert "which is not the name of a variable" in rejected.said
     assert "WANDB_*,HTTPS_PROXY" in rejected.said

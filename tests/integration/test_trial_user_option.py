@@ -60,9 +60,9 @@ def rejected(server: RedisServer) -> Refused:
     ("user", "why"),
     [
         ("nosuchuser", "'nosuchuser', a user that this machine does not know; name one of"),
-        ("4000000000", "give its group, too: 4000000000:4000000000"),
+        ("4000000000", "pass its group, too: 4000000000:4000000000"),
         ("root", "--trial-user is root, which is root; name a user without rights"),
-        (f"{NOBODY}:staff", "give a group as a number, as in 1000:1000"),
+        (f"{NOBODY}:staff", "pass a group as a number, as in 1000:1000"),
     ],
 )
 def test_trial_user_that_is_unknown_or_privileged_is_refused(rejected, user, why):
@@ -94,7 +94,7 @@ def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path
     path = os.pathsep.join(entry for entry in sys.path if entry)
     said = rejected("--trial-user", USER, python=str(python), path=path)
     assert f"who cannot run trials here: {python}: Permission denied" in said
-    assert "have to be where that user may go" in said
+    assert "must be able to reach the interpreter" in said
 
 
 def test_worker_whose_user_cannot_read_the_certificate_of_redis_starts(open_folder):

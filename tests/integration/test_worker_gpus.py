@@ -177,7 +177,7 @@ def test_gpus_that_cannot_be_offered_are_named(worker):
         assert what in rejected.said
     rejected = worker("one", "--gpus", "1", "--resources", '{"gpu": 2}')
     assert rejected.ends() == 64
-    assert "leave out one of them" in rejected.said
+    assert "remove one of them" in rejected.said
 
 
 def test_worker_publishes_node_metrics_with_its_lease(worker, scheduler):

@@ -20,7 +20,7 @@ def read_turns(path: Path) -> Iterator[list[JournalRecord]]:
     """
     present = numbers(path, TURNS_SUFFIX)
     if not present:
-        raise JournalError(f"the journal {path} cannot be read: there is none.")
+        raise JournalError(f"the journal {path} does not exist.")
     segments = read_segments(path, present, first=present[0])
     if segments[0].header.turns_before:
         raise JournalError(

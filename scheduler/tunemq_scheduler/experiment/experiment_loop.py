@@ -124,7 +124,7 @@ class ExperimentLoop:
             return ""
         return (
             f"waiting for {self.algorithms.search_name}: it has suggested no configuration for "
-            f"{waited:.0f} s, and there is no trial; after {SEARCH_TIMEOUT_S:g} s the search fails"
+            f"{waited:.0f} s, and no trial runs; after {SEARCH_TIMEOUT_S:g} s the search fails"
         )
 
     # --- interface --------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ class ExperimentLoop:
                 if since is None:
                     since = time.monotonic()
                     self.dispatcher.notices(
-                        f"degraded: {full} Nothing is lost; the search waits until there is room, "
-                        "or until it is interrupted."
+                        f"degraded: {full} Nothing is lost; the search waits for space, or "
+                        "until it is interrupted."
                     )
                 self.executor.pause(RETRY_S)
             else:
@@ -268,7 +268,7 @@ class ExperimentLoop:
         if since is not None:
             waited = time.monotonic() - since
             self.dispatcher.notices(
-                f"there is room again after {waited:.0f} s; the search continues"
+                f"the disk has space again after {waited:.0f} s; the search continues"
             )
 
     def _nodes_aside(self) -> set[str]:
@@ -444,8 +444,9 @@ class ExperimentLoop:
         if self._search_waits_s() > SEARCH_TIMEOUT_S:
             raise SearchFailed(
                 f"{self.algorithms.search_name} suggested no configuration for "
-                f"{SEARCH_TIMEOUT_S:g} s, and there is no trial whose result it could wait for. "
-                "A search algorithm that has no more configurations must return Searcher.FINISHED."
+                f"{SEARCH_TIMEOUT_S:g} s, and no trial runs whose result it could wait for. A "
+                "search algorithm that has no more configurations must return "
+                "Searcher.FINISHED."
             )
 
     def _search_waits_s(self) -> float:

@@ -101,7 +101,7 @@ class ExperimentView:
         for instance_id, until in islice(aside, _NODES_TOLD):
             node, left = runner.nodes[instance_id], max(0.0, until - runner.elapsed)
             yield (
-                f"trials wait, for node {node.node} on {node.hostname} is set aside for "
+                f"trials wait, because node {node.node} on {node.hostname} is set aside for "
                 f"{left:.0f} s more: {runner.health[node.node].reason}"
             )
 
@@ -121,7 +121,7 @@ class ExperimentView:
             for node, uuid, why in runner.placement.withheld_from(request)
         }
         for told in islice(found, _NODES_TOLD):
-            yield f"trials wait, for {told}"
+            yield f"trials wait, because {told}"
 
     def _waits(self) -> Iterator[str]:
         """Yield one line about all trials that wait for the store or for GPUs."""
@@ -170,4 +170,4 @@ class UploadNotice:
         self._since = now if self._since is None else self._since
         if now - self._since >= _TIMEOUT_S:
             self._has_told = True
-            self._tell(f"{uploads}; Ctrl-C leaves them behind")
+            self._tell(f"{uploads}; Ctrl-C leaves them on this machine")

@@ -58,7 +58,7 @@ def settle_store(
     place = without_settings(plan.store_address)
     if left:
         named = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
-        tell(f"Kept no longer, and still in {place}: {named}. They take up room, nothing else.")
+        tell(f"Expired checkpoints that are still in {place}: {named}. They only take up space.")
     uploading = runner.uploading
     if uploading:
         who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
@@ -81,9 +81,11 @@ def settle_store(
         except RunSuperseded as error:
             tell(str(error))
         except TransferCancelled:
-            tell(f"What broken uploads left in {place} was not removed: there was no time for it.")
+            tell(
+                f"Leftovers of broken uploads in {place} were not removed, because time was short."
+            )
         except StoreError as error:
-            tell(f"What broken uploads left in {place} could not be removed: {error}")
+            tell(f"Leftovers of broken uploads in {place} could not be removed: {error}")
     store.close()
 
 

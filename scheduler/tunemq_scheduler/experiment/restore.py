@@ -161,8 +161,8 @@ def _check_trainable(trainable: Any, saved: SavedTuner) -> None:
     name = _name_of(trainable)
     if name != saved.trainable:
         raise ConfigError(
-            f"the experiment was run with the trainable {saved.trainable!r}, and Tuner.restore got "
-            f"{name!r}; give the same one."
+            f"the experiment was run with the trainable {saved.trainable!r}, and Tuner.restore "
+            f"got {name!r}; pass the same one."
         )
 
 

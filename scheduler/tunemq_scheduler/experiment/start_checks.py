@@ -189,8 +189,8 @@ def _check_callbacks(callbacks: Any) -> None:
             )
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"RunConfig(callbacks=...) has {callback!r}, which is no tune.Callback: derive its "
-                "class from that."
+                f"RunConfig(callbacks=...) has {callback!r}, which is not a tune.Callback: "
+                "derive its class from that."
             )
 
 

@@ -113,9 +113,10 @@ def opened(
         return message_signer.open(content, *_context(one, experiment_id))
     except InvalidSignature as error:
         raise JournalError(
-            f"the copy of this journal is not to be trusted: the object {one.key} {error}. Restore "
-            "the search from its folder on the scheduler's machine; or remove that object, if the "
-            "scheduler did not write it, and see with `tunemq doctor` who may write there."
+            f"the copy of this journal cannot be trusted: the object {one.key} {error}. Restore "
+            "the search from its folder on the scheduler's machine; or remove that object, if "
+            "the scheduler did not write it, and run `tunemq doctor` to find out who may write "
+            "there."
         ) from error
 
 

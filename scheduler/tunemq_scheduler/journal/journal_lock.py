@@ -79,7 +79,7 @@ class JournalLock:
 
 def _holder(descriptor: int) -> str:
     said = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
-    return said or "by a process that has not said who it is"
+    return said or "by an unknown process"
 
 
 def _silent_s(folder: Path) -> float:

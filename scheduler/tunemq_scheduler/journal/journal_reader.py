@@ -100,7 +100,7 @@ def recover(path: Path) -> RecoveredJournal:
     """
     snapshots, present = numbers(path, SNAPSHOT_SUFFIX), numbers(path, TURNS_SUFFIX)
     if not present and not snapshots:
-        raise JournalError(f"the journal {path} cannot be read: there is none.")
+        raise JournalError(f"the journal {path} does not exist.")
     snapshot: JournalSnapshot | None = None
     if snapshots:
         about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
@@ -136,7 +136,7 @@ def read_header(path: Path) -> JournalHeader:
     """
     present = numbers(path, TURNS_SUFFIX)
     if not present:
-        raise JournalError(f"the journal {path} cannot be read: there is none.")
+        raise JournalError(f"the journal {path} does not exist.")
     first = turns_file(path, present[-1])
     for frame in JournalFrames(first):
         return decode_header(frame.payload, SegmentHeader, first).of_journal()

@@ -129,7 +129,7 @@ class Journal:
         try:
             kinds = (journal_layout.TURNS_SUFFIX, journal_layout.SNAPSHOT_SUFFIX)
             if any(journal_layout.numbers(folder, kind) for kind in kinds):
-                raise JournalError(f"the journal {folder} cannot be written: there is one already.")
+                raise JournalError(f"the journal {folder} exists already.")
             return cls(folder, header, lock, None)
         except BaseException:  # passed on to the caller
             lock.close()
@@ -173,7 +173,7 @@ class Journal:
         self.guard()
         if (free := self._free_bytes()) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
-            raise JournalFull(f"there is no room left for {path} ({free} bytes are free).")
+            raise JournalFull(f"the disk has no space for {path} ({free} bytes are free).")
         self._append(encode(journal_records))
         self.grown(self.position)
 
@@ -239,7 +239,11 @@ class Journal:
             return journal_layout.free_bytes(self.folder)
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
-            why = "somebody removed or moved it while its search ran" if gone else error.strerror
+            why = (
+                "another program removed or moved it while its search ran"
+                if gone
+                else error.strerror
+            )
             raise JournalError(f"the journal {self.folder} cannot be written: {why}.") from error
 
     @contextmanager

@@ -220,7 +220,7 @@ def _write_snapshot(
 
 def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalError:
     found = " ".join(damage)
-    return JournalError(f"of {folder} nothing is of use: {why}. {found}")
+    return JournalError(f"nothing of {folder} can be used: {why}. {found}")
 
 
 def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:

@@ -73,7 +73,7 @@ def read_history(
         raise JournalCorrupt(
             str(path),
             frames.end,
-            f"of {extent.size} bytes that belong to the snapshot so many are whole",
+            f"only some of the {extent.size} bytes that belong to the snapshot are whole",
         )
     if header.experiment_id != experiment_id:
         raise JournalCorrupt(str(path), 0, f"it is of experiment {header.experiment_id}")

@@ -58,7 +58,7 @@ class CallbackStates:
         except (OSError, *NO_JSON) as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from error
         if not isinstance(states, dict):
-            raise ConfigError(f"{self._path} cannot be read: it is no table.")
+            raise ConfigError(f"{self._path} cannot be read: it is not a table.")
         for name, callback in self._stateful:
             if name not in states:
                 continue

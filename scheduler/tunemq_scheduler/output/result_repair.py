@@ -183,10 +183,10 @@ class ResultRepair:
     def _tell(self) -> None:
         if self._rebuilt:
             self.notices.append(
-                f"The code of a trial or another process changed {_named(self._rebuilt)}. Rebuilt "
-                f"from the journal; the files *.{_FOREIGN}.* beside them have what was there. "
-                f"Trials must not write files called {RESULT_JSON} or {PROGRESS_CSV} into their "
-                "folders."
+                f"The code of a trial or another process changed {_named(self._rebuilt)}. They "
+                f"were rebuilt from the journal; the files *.{_FOREIGN}.* beside them have the "
+                f"former content. Trials must not write files called {RESULT_JSON} or "
+                f"{PROGRESS_CSV} into their folders."
             )
         if self._lost:
             told = _named(f"{path} (step {steps})" for path, steps in self._lost.items())

@@ -40,7 +40,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     """
     if scheduler not in _SCHEDULERS:
         raise ConfigError(
-            f"there is no trial scheduler {scheduler!r}; there are {', '.join(_SCHEDULERS)}."
+            f"the trial scheduler {scheduler!r} is unknown; use one of {', '.join(_SCHEDULERS)}."
         )
     return _SCHEDULERS[scheduler](**kwargs)
 
@@ -73,7 +73,7 @@ def make_scheduler(scheduler: Any, metric: Metric, mode: Mode, seed: int) -> Tri
     hand_over = scheduler.set_search_properties
     if not hand_over(metric, mode, **accepted(hand_over, {"seed": seed})):
         raise ConfigError(
-            f"{type(scheduler).__name__} does not take metric {metric!r} and mode {mode!r}; "
-            "say in TuneConfig or in the scheduler what is optimised, not in both."
+            f"{type(scheduler).__name__} does not accept metric {metric!r} and mode {mode!r}; "
+            "set the metric and mode in TuneConfig or in the scheduler, not in both."
         )
     return scheduler

@@ -69,8 +69,8 @@ def pack_state(who: str, state: dict[str, Any]) -> bytes:
         with suppress(RecursionError):
             place = _unknown_to_json(state, place) or place
         raise ConfigError(
-            f"{place} is no JSON value ({error}); return dicts with text as keys, lists, numbers, "
-            "text, booleans and None, or None for no state."
+            f"{place} is not a JSON value ({error}); return dicts with text as keys, lists, "
+            "numbers, text, booleans and None, or None for no state."
         ) from error
 
 

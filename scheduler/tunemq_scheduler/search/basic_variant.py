@@ -152,5 +152,6 @@ def _read_seed(state: Any) -> int | None:
         if hasattr(state, draw):  # random.Random, numpy's Generator, numpy's RandomState
             return int(getattr(state, draw)(argument))
     raise ConfigError(
-        f"BasicVariantGenerator(random_state={state!r}): a whole number or a generator is needed."
+        f"BasicVariantGenerator(random_state={state!r}) is invalid: pass a whole number or a "
+        "generator."
     )

@@ -41,7 +41,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
             return OptunaSearch(**kwargs)
         case _:
             raise ConfigError(
-                f"there is no search algorithm {search_alg!r}; there are {', '.join(_NAMES)}."
+                f"the search algorithm {search_alg!r} is unknown; use one of {', '.join(_NAMES)}."
             )
 
 
@@ -77,6 +77,6 @@ def make_searcher(search_alg: Any, max_concurrent: int | None = None) -> tuple[S
     if own and given and own != given:
         raise ConfigError(
             f"max_concurrent_trials is {given} in TuneConfig and max_concurrent is {own} in "
-            f"{type(search_alg).__name__}; give the limit in one place."
+            f"{type(search_alg).__name__}; set the limit in one place."
         )
     return search_alg, own or given

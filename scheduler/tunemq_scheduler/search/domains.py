@@ -384,8 +384,8 @@ def _whole(function: str, name: str, value: Any) -> int:
     if not number.is_integer():
         real = function.replace("lograndint", "loguniform").replace("randint", "uniform")
         raise SearchSpaceError(
-            f"{function}({name}={value!r}): {name} must be a whole number; "
-            f"{real} is the one for real numbers."
+            f"{function}({name}={value!r}): {name} must be a whole number; use {real} for real "
+            "numbers."
         )
     return int(number)
 
@@ -424,8 +424,8 @@ def _log_range(function: str, lower: Any, upper: Any) -> tuple[float, float]:
 def _check_log(function: str, lower: float, upper: float) -> None:
     if lower <= 0:
         raise SearchSpaceError(
-            f"{function}({lower}, {upper}): lower must be above 0, as 0 has no logarithm; "
-            "give the bounds themselves, not their logarithms."
+            f"{function}({lower}, {upper}): lower must be above 0, as 0 has no logarithm; pass "
+            "the bounds themselves, not their logarithms."
         )
 
 
@@ -470,5 +470,5 @@ def _values(function: str, values: Any) -> tuple[Any, ...]:
     plain = values.tolist() if hasattr(values, "tolist") else values
     found = tuple(plain) if isinstance(plain, Iterable) else (plain,)
     if not found:
-        raise SearchSpaceError(f"{function}({values!r}): there is nothing to choose from.")
+        raise SearchSpaceError(f"{function}({values!r}) has no values to choose from.")
     return found

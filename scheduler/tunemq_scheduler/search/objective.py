@@ -36,8 +36,8 @@ def check_objective(who: str, metric: Metric, mode: Mode) -> None:
         return
     if isinstance(metric, str) != isinstance(mode, str) or len(_each(metric)) != len(_each(mode)):
         raise ConfigError(
-            f"{who}(metric={metric!r}, mode={mode!r}): give as many modes as metrics, both as text "
-            "or both as lists."
+            f"{who}(metric={metric!r}, mode={mode!r}): pass as many modes as metrics, both as "
+            "text or both as lists."
         )
 
 
@@ -55,7 +55,7 @@ def settle_objective(
     for name, mine, theirs in zip(("metric", "mode"), own, given, strict=True):
         if mine is not None and theirs is not None and _each(mine) != _each(theirs):
             raise ConfigError(
-                f"{name} is {theirs!r} in TuneConfig and {mine!r} in {who}; give it in one place."
+                f"{name} is {theirs!r} in TuneConfig and {mine!r} in {who}; set it in one place."
             )
     metric = own[0] if own[0] is not None else given[0]
     mode = own[1] if own[1] is not None else given[1]
@@ -74,8 +74,8 @@ def need_objective(who: str, metric: Metric, mode: Mode) -> None:
     if metric is None or mode is None:
         missing = "metric" if metric is None else "mode"
         raise ConfigError(
-            f"{who} needs to know what to optimise: {missing} is missing; "
-            "write TuneConfig(metric='loss', mode='min')."
+            f"{who} does not know what to optimise: {missing} is missing; write "
+            "TuneConfig(metric='loss', mode='min')."
         )
 
 
@@ -111,7 +111,7 @@ def check_count(who: str, name: str, value: Any, least: int) -> None:
         ConfigError: it is not; the message names ``who`` and the value.
     """
     if not is_whole(value) or value < least:
-        raise ConfigError(f"{who}({name}={value!r}) is invalid: give a whole number from {least}.")
+        raise ConfigError(f"{who}({name}={value!r}) is invalid: pass a whole number from {least}.")
 
 
 def accepted(method: Callable[..., Any], spec: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class SearchGenerator(Stateful):
         name = type(searcher).__name__
         if has_grid(self._space) and not innermost(searcher).goes_through_grids:
             raise SearchSpaceError(
-                f"{name} does not go through a grid_search; use choice, or leave out search_alg."
+                f"{name} does not support grid_search; use choice, or remove search_alg."
             )
         hand_over = searcher.set_search_properties
         spec = accepted(hand_over, {"seed": seed, "num_samples": num_samples})
@@ -81,8 +81,8 @@ class SearchGenerator(Stateful):
         unsearched = [p for p, d in variables(self._space) if not isinstance(d, Function)]
         if not taken and unsearched:
             raise SearchSpaceError(
-                f"param_space varies {path_name(unsearched[0])!r}, but {name} has a space of its "
-                "own (or takes none); say in one of the two places what is searched."
+                f"param_space varies {path_name(unsearched[0])!r}, but {name} has its own space "
+                "(or uses none); define the search space in one place."
             )
 
     @property
@@ -116,12 +116,13 @@ class SearchGenerator(Stateful):
             return Searcher.FINISHED
         if not isinstance(suggested, dict):
             raise SearchFailed(
-                f"{type(self.searcher).__name__}.suggest() gave {suggested!r}; "
-                "it must give a dict, None or Searcher.FINISHED."
+                f"{type(self.searcher).__name__}.suggest() returned {suggested!r}; it must "
+                "return a dict, None or Searcher.FINISHED."
             )
         if problem := beyond_limits(suggested, "the configuration"):
             raise SearchFailed(
-                f"{type(self.searcher).__name__}.suggest() gave what cannot be used: {problem}."
+                f"{type(self.searcher).__name__}.suggest() returned an invalid configuration: "
+                f"{problem}."
             )
         config = resolve(merge(self._space, suggested), {}, generators(self._seed, n))
         values = searched(self._space, config)
@@ -135,8 +136,10 @@ class SearchGenerator(Stateful):
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s cannot take up trials of an earlier run; its next suggestions may differ "
-                    "from those of an uninterrupted search.",
+                    (
+                        "%s cannot restore the trials of an earlier run; its next suggestions may "
+                        "differ from those of an uninterrupted search."
+                    ),
                     type(innermost(self.searcher)).__name__,
                 )
             self._strangers[trial_id] = config

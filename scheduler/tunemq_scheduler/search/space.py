@@ -57,8 +57,8 @@ def read_space(space: Any) -> dict[Any, Any]:
     """
     if not isinstance(space, Mapping):
         raise SearchSpaceError(
-            f"the search space is {repr_of(space)}; a dict is needed, "
-            "such as {'lr': loguniform(1e-4, 1e-1)}."
+            f"the search space {repr_of(space)} is invalid: pass a dict, such as {{'lr': "
+            "loguniform(1e-4, 1e-1)}."
         )
     check_depth(space, "param_space")
     read: dict[Any, Any] = _read(dict(space), ())

@@ -78,8 +78,8 @@ def read_space_file(path: str) -> dict[str, Any]:
     content = _json(path, text) if is_json else _yaml(path, text)
     if not isinstance(content.value, dict) or not content.value:
         raise SearchSpaceError(
-            f"the search space {path} has no parameters; write one a line, such as "
-            "lr: {loguniform: [1e-4, 1e-1]}"
+            f"the search space {path} has no parameters; write one in each line, such as lr: "
+            "{loguniform: [1e-4, 1e-1]}"
         )
     space: dict[str, Any] = _Reader(path, content.lines).read(content.value, ())
     return space
@@ -107,14 +107,14 @@ class _Reader:
         inside = (*path, name)
         if name in _OF_VALUES:
             if not isinstance(given, list):
-                raise self._error(inside, f"{given!r} is no list; write {name}: [1, 2, 3]")
+                raise self._error(inside, f"{given!r} is not a list; write {name}: [1, 2, 3]")
             return self._made(_OF_VALUES[name], inside, self.read(given, inside))
         function = _OF_NUMBERS[name]
         if isinstance(given, list):
             return self._made(function, inside, *given)
         if isinstance(given, dict):
             return self._made(function, inside, **given)
-        raise self._error(inside, f"{given!r} is no list; write {_usage(name)}")
+        raise self._error(inside, f"{given!r} is not a list; write {_usage(name)}")
 
     def _made(
         self, function: Callable[..., Any], path: SpacePath, *arguments: Any, **named: Any
@@ -132,7 +132,7 @@ class _Reader:
     def _check_key(self, key: Any, value: Any, path: SpacePath, *, is_alone: bool) -> None:
         inside = (*path, key)
         if not isinstance(key, str):
-            raise self._error(inside, f"the name {key!r} is no text; put it into quotes")
+            raise self._error(inside, f"the name {key!r} is not text; put it into quotes")
         if key in _DOMAINS and isinstance(value, list):
             raise self._error(
                 inside, f"{key} stands beside other keys; a domain is the only key of its dict"
@@ -143,8 +143,8 @@ class _Reader:
             close = difflib.get_close_matches(key, _DOMAINS, 1, _ALIKE)
             if close:
                 raise self._error(
-                    inside, f"{key!r} is no domain; did you mean {close[0]}? There are "
-                    f"{', '.join(_DOMAINS)}",
+                    inside, (f"{key!r} is not a domain; did you mean {close[0]}? Valid domains: "
+                        f"{', '.join(_DOMAINS)}"),
                 )  # fmt: skip
 
     def _error(self, path: SpacePath, problem: str) -> SearchSpaceError:
@@ -166,7 +166,7 @@ def _json(path: str, text: str) -> _Content:
     try:
         return _Content(json.loads(text), {})
     except NO_JSON as error:
-        raise SearchSpaceError(f"the search space {path} is no JSON: {error}.") from error
+        raise SearchSpaceError(f"the search space {path} is not JSON: {error}.") from error
 
 
 def _yaml(path: str, text: str) -> _Content:
@@ -185,9 +185,9 @@ def _yaml(path: str, text: str) -> _Content:
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise SearchSpaceError(f"{path}{line}: this is no YAML: {error.problem}.") from error
+        raise SearchSpaceError(f"{path}{line}: this is not YAML: {error.problem}.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SearchSpaceError(f"the search space {path} is no YAML: {error}.") from error
+        raise SearchSpaceError(f"the search space {path} is not YAML: {error}.") from error
     finally:
         if loader is not None:
             loader.dispose()

@@ -74,7 +74,7 @@ class _Resolver:
             circle = [*self._underway[self._underway.index(path) :], path]
             raise SearchSpaceError(
                 f"the sample_from at {path_name(path)!r} needs its own value: "
-                f"{' -> '.join(map(path_name, circle))}; take one of them out of the circle."
+                f"{' -> '.join(map(path_name, circle))}; remove one of them from the circle."
             )
         self._underway.append(path)
         try:

@@ -87,7 +87,9 @@ class TuneConfig:
         if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
             raise _bad("TuneConfig", "metric", self.metric, "give the name of a reported key")
         if self.mode is not None and self.metric is None:
-            raise _bad("TuneConfig", "metric", None, f"name what mode={self.mode!r} is to optimise")
+            raise _bad(
+                "TuneConfig", "metric", None, f"name the metric to optimise by mode={self.mode!r}"
+            )
         if not _is_int(self.num_samples) or (self.num_samples < 1 and self.num_samples != -1):
             fix = "give a whole number from 1, or -1 for an endless search"
             raise _bad("TuneConfig", "num_samples", self.num_samples, fix)
@@ -240,7 +242,7 @@ class FailureConfig:
         for name in limits:
             limit = getattr(self, name)
             if not _is_int(limit) or limit < -1:
-                fix = "give a whole number from 0, or -1 to try for ever"
+                fix = "give a whole number from 0, or -1 to retry without a limit"
                 raise _bad("FailureConfig", name, limit, fix)
         if self.retry_cuda_memory not in (True, False, ALONE) or _is_int(self.retry_cuda_memory):
             fix = f"give True, False or {ALONE!r}"
@@ -333,11 +335,11 @@ class RunConfig:
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))
         given_name: object = self.name
         if not isinstance(given_name, str | None):
-            raise _bad(
-                "RunConfig", "name", given_name, "give a text, or None for a name that is made"
-            )
+            raise _bad("RunConfig", "name", given_name, "give a text, or None for a generated name")
         if given_name and {"/", "\\"} & set(given_name):
-            fix = "it names one folder, so leave out '/' and '\\'; storage_path says where that is"
+            fix = (
+                "it names one folder, so remove '/' and '\\'; storage_path is for the parent folder"
+            )
             raise _bad("RunConfig", "name", given_name, fix)
         preload: object = self.preload
         if preload is not None and (

@@ -59,7 +59,7 @@ class LogPolicy:
         try:
             found = re.compile(pattern).search("")
         except (re.error, OverflowError, RecursionError) as error:
-            raise _bad("pattern", pattern, f"it is no regular expression: {error}") from error
+            raise _bad("pattern", pattern, f"it is not a regular expression: {error}") from error
         if found is not None:
             fix = "it matches every line; give one that does not match an empty one"
             raise _bad("pattern", pattern, fix)
@@ -79,7 +79,9 @@ def check_policies(given: Any) -> None:
         raise ConfigError(f"{where} is {given!r}; give a list of LogPolicy.")
     for one in given:
         if not isinstance(one, LogPolicy):
-            raise ConfigError(f"{where} has {one!r}, which is no LogPolicy; write LogPolicy(...).")
+            raise ConfigError(
+                f"{where} has {one!r}, which is not a LogPolicy; write LogPolicy(...)."
+            )
     if len(given) > MOST_POLICIES:
         raise ConfigError(
             f"{where} has {len(given)} policies, and {MOST_POLICIES} are possible; join patterns "
@@ -88,9 +90,7 @@ def check_policies(given: Any) -> None:
     patterns = [one.pattern for one in given]
     for pattern in patterns:
         if patterns.count(pattern) > 1:
-            raise ConfigError(
-                f"{where} has the pattern {pattern!r} more than once; leave all but one out."
-            )
+            raise ConfigError(f"{where} has the pattern {pattern!r} more than once; keep one.")
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:

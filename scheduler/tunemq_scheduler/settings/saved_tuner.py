@@ -61,8 +61,8 @@ class SavedTuner(msgspec.Struct, kw_only=True):
         part: _PickledField = getattr(self, name)
         if part.problem:
             raise ConfigError(
-                f"the {name} of this experiment could not be pickled ({part.problem}), so it is "
-                f"not kept; give it again: Tuner.restore(..., {name}=...)."
+                f"the {name} of this experiment could not be pickled ({part.problem}), so it "
+                f"was not saved; pass it again: Tuner.restore(..., {name}=...)."
             )
         try:
             return unpickle(part.pickled)
@@ -70,7 +70,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
             # The user's classes may raise anything; the message says what helps.
             raise ConfigError(
                 f"the {name} of this experiment cannot be loaded ({type(error).__name__}: "
-                f"{error}); see that what it uses can be imported, or give it again: "
+                f"{error}); check that its modules can be imported, or pass it again: "
                 f"Tuner.restore(..., {name}=...)."
             ) from error
 
@@ -129,8 +129,8 @@ def read_tuner(folder: str) -> SavedTuner:
             data = file.read()
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder} is no experiment that can be restored: there is no {TUNER_FILE} in it. "
-            "Give the folder that a search has made, or its address in a store."
+            f"{folder} is not an experiment that can be restored: it has no {TUNER_FILE}. Pass "
+            "the folder of a search, or its address in a store."
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error

@@ -166,8 +166,8 @@ def _read(path: str, role: KeyRole) -> KeyFile:
         )
     if role is KeyRole.WORKER and found.submitters:
         raise ConfigError(
-            f"the key file {path} has keys of submitters, which no worker needs and each trial"
-            f" might look for: give the worker the file {role.value} of the same folder."
+            f"the key file {path} has keys of submitters, which a worker does not need and its "
+            f"trials might find: give the worker the file {role.value} of the same folder."
         )
     if role is KeyRole.WORKER and found.journals:
         raise ConfigError(

@@ -193,6 +193,6 @@ def without_result(who: str, session: TrialSession) -> MetricError | None:
     if not expected or session.progress.iteration:
         return None
     return MetricError(
-        f"{who} ended without a result, but {expected[0]!r} is expected of it: call "
+        f"{who} ended without a result that has {expected[0]!r}: call "
         f"tune.report({{{expected[0]!r}: ...}}), or return that dict."
     )

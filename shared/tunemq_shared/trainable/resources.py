@@ -179,7 +179,7 @@ def _check_gpus(total: Mapping[str, float]) -> None:
     gpus = total.get(GPU, 0.0)
     if gpus > 1 and not gpus.is_integer():
         raise ConfigError(
-            f"resources: gpu={gpus:g} is not possible; ask for a fraction below 1 (a shared "
+            f"resources: gpu={gpus:g} is not possible; request a fraction below 1 (a shared "
             f"device) or a whole number such as {math.ceil(gpus)}."
         )
     memory = total.get(GPU_MEMORY, 0.0)
@@ -190,8 +190,8 @@ def _check_gpus(total: Mapping[str, float]) -> None:
     models = [name for name in total if name.startswith(ACCELERATOR_TYPE)]
     if len(models) > 1:
         raise ConfigError(
-            f"resources: {' and '.join(models)} together are not possible, for the GPUs of a trial "
-            "are of one model; give one of them."
+            f"resources: {' and '.join(models)} together are not possible, because the GPUs of "
+            "a trial are of one model; request one of them."
         )
 
 

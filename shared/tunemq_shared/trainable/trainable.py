@@ -105,15 +105,16 @@ class Trainable:
         Or return the state as a dict or a `Checkpoint`, and write nothing.
         """
         raise TrainableError(
-            f"{type(self).__name__} is to be saved, but does not define save_checkpoint(). Define "
-            f"it; without it, ask for no checkpoints in CheckpointConfig, and use no scheduler "
-            f"that pauses trials."
+            f"{type(self).__name__} cannot be saved, because it does not define "
+            "save_checkpoint(). Define it; without it, request no checkpoints in "
+            "CheckpointConfig, and use no scheduler that pauses trials."
         )
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | str) -> None:
         """Restore the return value of `save_checkpoint`: the dict or path, else the folder."""
         raise TrainableError(
-            f"{type(self).__name__} is to be restored, but does not define load_checkpoint()."
+            f"{type(self).__name__} cannot be restored, because it does not define "
+            "load_checkpoint()."
         )
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

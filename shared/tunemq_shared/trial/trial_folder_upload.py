@@ -98,20 +98,20 @@ def send_folder(
         )
     if unnamed:
         raise StoreError(
-            f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
-            " which names in a store are; have the trial give them other names."
+            f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are not "
+            "UTF-8, as names in a store must be; have the trial rename them."
         )
     if invalid:
         raise StoreError(
-            f"{len(invalid)} files were not sent, such as {_shortened(min(invalid))}: the store"
-            " takes no object of that name, or its key has more than 1024 bytes; have the trial"
-            " give them shorter names."
+            f"{len(invalid)} files were not sent, such as {_shortened(min(invalid))}: the store "
+            "rejects this name, or its key has more than 1024 bytes; have the trial use "
+            "shorter names."
         )
     if reserved:
         raise StoreError(
-            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store folders "
-            f"called {_SCHEDULERS_FOLDER} and files called {_SCHEDULERS_FILE} are the scheduler's; "
-            "have the trial give them other names."
+            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, "
+            f"folders called {_SCHEDULERS_FOLDER} and files called {_SCHEDULERS_FILE} are the "
+            "scheduler's; have the trial rename them."
         )
     if too_much:
         size, name = max(too_much)

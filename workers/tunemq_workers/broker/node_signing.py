@@ -26,12 +26,13 @@ _NAMES: Final = {
 _ADVICE: Final = {
     "unsigned": "Start the farm's scheduler with its keys: --keys scheduler.toml.",
     "signed_without_keys": "Start this worker with the farm's keys: --keys worker.toml.",
-    "unknown_key": "This worker has the keys of another farm, or old ones: give it the present"
-    " worker.toml.",
-    "altered": "Somebody who is not the farm's scheduler may write to its Redis.",
-    "unreadable": "The scheduler has another version of TuneMQ, or it is from nobody of ours.",
+    "unknown_key": (
+        "This worker has the keys of another farm, or old ones: copy the current worker.toml to it."
+    ),
+    "altered": "A program other than the farm's scheduler may write to its Redis.",
+    "unreadable": "The scheduler has another version of TuneMQ, or is not this farm's.",
 }
-_OTHER: Final = "Somebody who is not the farm's scheduler may write to its Redis."
+_OTHER: Final = "A program other than the farm's scheduler may write to its Redis."
 
 
 class _Field(NamedTuple):

@@ -69,7 +69,7 @@ class Spool:
         """
         data = os.pread(place.segment.fd, place.size, place.offset)
         if len(data) != place.size:
-            raise OSError(f"{place.size - len(data)} bytes of the outbox are gone from the disk")
+            raise OSError(f"{place.size - len(data)} bytes of the outbox are missing on the disk")
         return data
 
     def free(self, place: SpoolPosition) -> None:

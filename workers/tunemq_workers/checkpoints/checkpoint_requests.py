@@ -126,7 +126,9 @@ class CheckpointRequests:
             else:
                 self._written(guest, payload)
         except (*UNDECODABLE, StoreError) as problem:
-            raise TransportError(f"what it says of a checkpoint cannot be: {problem}") from problem
+            raise TransportError(
+                f"what it reported about a checkpoint is impossible: {problem}"
+            ) from problem
 
     def told(self, process: TrialProcess) -> None:
         """Let a trial process that was ordered to stop or pause write at once."""
@@ -207,7 +209,7 @@ class CheckpointRequests:
         name, process = guest.process.name, guest.process
         said = read_written(process, payload, guest.written)
         if not self._backpressure.is_writing(name):
-            raise TransportError(f"{said.key} was written without leave.")
+            raise TransportError(f"{said.key} was written without permission.")
         failpoint("node.before_written_event")
         self._emit(process.start.events_key, payload)
         failpoint("node.after_written_event")

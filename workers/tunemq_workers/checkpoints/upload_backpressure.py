@@ -114,7 +114,7 @@ class UploadBackpressure:
         if count < allowed:
             return ""
         if trouble := self._uploads.trouble(trial):
-            return f"{count} of its checkpoints are not there yet: {trouble}"
+            return f"{count} of its checkpoints are not in the store yet: {trouble}"
         return f"{count} of its checkpoints are not in {without_settings(process.start.store)} yet"
 
     def _too_large(self, question: _PendingSave, part: int, *, is_first: bool) -> str:

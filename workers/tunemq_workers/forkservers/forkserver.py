@@ -191,8 +191,8 @@ def _preloaded(boot: messages.ForkserverOptions, control: socket.socket) -> tupl
         _tell(
             control,
             messages.ForkserverWarned(
-                f"{rejected.module} is not preloaded: {rejected.reason}. "
-                "Each trial imports it by itself, which takes longer."
+                f"{rejected.module} is not preloaded: {rejected.reason}. Each trial imports it "
+                "itself, which takes longer."
             ),
         )
         again = msgspec.structs.replace(boot, without=(*boot.without, rejected.module))

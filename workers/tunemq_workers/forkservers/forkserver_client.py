@@ -223,7 +223,7 @@ class ForkserverClient:
         if not self.is_ready:
             self._starting_s += POLL_INTERVAL_S
         if self._stops.look(self.pid):
-            problem = "it was stopped (SIGSTOP or a debugger); see that no trial does that"
+            problem = "it was stopped (SIGSTOP or a debugger); check that no trial does that"
         elif self._silent_looks >= _SILENT_LOOKS:
             problem = f"it did not answer for {_SILENT_LOOKS * POLL_INTERVAL_S:g} s"
         elif not self.is_ready and self._starting_s > self._ready_within_s:
@@ -258,7 +258,8 @@ class ForkserverClient:
             except InvalidReport as problem:
                 self._process.kill()
                 how = (
-                    f"was killed, because {problem}; see that nothing it preloads writes to sockets"
+                    f"was killed, because {problem}; check that no preloaded module writes to "
+                    "sockets"
                 )
                 raise self._lost(reports, how, is_unusable=True) from problem
             if report is None:

@@ -63,5 +63,5 @@ def _last_line(log: str, since: int) -> str:
             file.seek(max(since, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
-        return "it said nothing"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return "it printed nothing"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

@@ -327,9 +327,9 @@ class GpuAvailability:
         if ours:
             return _not_back(ours)
         if device.baseline is None:
-            return f"memory not given back: {show_bytes(int(rest))} is used by nobody that is seen"
+            return f"memory not released: {show_bytes(int(rest))} is used by no visible process"
         more = show_bytes(int(rest - device.baseline))
-        return f"memory not given back: {more} more is used than before, by nobody that is seen"
+        return f"memory not released: {more} more is used than before, by no visible process"
 
     # --- foreign processes ----------------------------------------------------------------------
 
@@ -459,4 +459,4 @@ def _unexplained(snapshot: DeviceSnapshot, theirs: list[GpuProcess]) -> float | 
 
 
 def _not_back(ours: list[GpuProcess]) -> str:
-    return f"memory not given back: {in_words(ours)}"
+    return f"memory not released: {in_words(ours)}"

@@ -76,7 +76,7 @@ class LogPatterns:
             with self._limited():
                 return self._search(pattern, lines)
         except _TimeIsUp:
-            reason = f"it took more than {self._budget_s:g} s for what a trial had printed"
+            reason = f"it took more than {self._budget_s:g} s for the output of a trial"
         except (re.error, OverflowError, RecursionError, MemoryError) as error:
             reason = f"it cannot be used here: {error}"
         self._left_out[pattern] = reason

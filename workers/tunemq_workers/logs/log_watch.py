@@ -193,8 +193,10 @@ class LogWatch:
         _log.error("log_scanner.late folder=%s patience=%s", folder, TIMEOUT_S)
         self._warn(
             followed.events_key,
-            f"What was printed in {folder} could not be read within {TIMEOUT_S:g} s; no log policy"
-            " was applied to it.",
+            (
+                f"The output in {folder} could not be read within {TIMEOUT_S:g} s; no log policy "
+                "was applied to it."
+            ),
         )
         self._release(followed, is_cuda_memory=False)
         self._child.end("it did not answer")

@@ -39,15 +39,18 @@ TRIAL_ENV: Final = "TUNEMQ_TRIAL_ENV"
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "keys": {
         "metavar": "FILE",
-        "help": "the farm's keys, worker.toml of `tunemq keys new`, without which anybody who"
-        f" reaches its Redis may give this worker orders; default: ${KEYS_VARIABLE}",
+        "help": (
+            "the farm's keys, worker.toml of `tunemq keys new`, without which any client of "
+            f"its Redis may give this worker orders; default: ${KEYS_VARIABLE}"
+        ),
     },
     "cpus": {"type": float, "help": "how many to offer; default: those that it may use"},
     "gpus": {
         "metavar": "WHICH",
-        "help": "GPUs to offer: a number, or UUIDs or indices with commas between them, such as"
-        " 0,1; default: all that $CUDA_VISIBLE_DEVICES allows. Trials see those that they are"
-        " given",
+        "help": (
+            "GPUs to offer: a number, or UUIDs or indices with commas between them, such as "
+            "0,1; default: all that $CUDA_VISIBLE_DEVICES allows. A trial sees only its own"
+        ),
     },
     "resources": {
         "default": "{}",
@@ -57,8 +60,10 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "grace": {
         "type": float,
         "metavar": "SECONDS",
-        "help": "how long trials get to save and end when the node is told to stop; default:"
-        f" {GRACE_S:g}",
+        "help": (
+            "seconds that trials get to save and end when the node is told to stop; default: "
+            f"{GRACE_S:g}"
+        ),
     },
     "lost-after": {
         "type": float,
@@ -71,7 +76,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "cache-bytes": {
         "metavar": "SIZE",
-        "help": "how much the copies may take, such as 20GiB; default: a tenth of the disk",
+        "help": "the most bytes of the copies, such as 20GiB; default: a tenth of the disk",
     },
     "uploads-bytes": {
         "metavar": "SIZE",
@@ -80,14 +85,18 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "trial-user": {
         "metavar": "USER",
-        "help": "the user that trials run as, if root starts this: a name, or UID:GID; default: the"
-        " worker's own. Who runs as the worker's user may read its keys",
+        "help": (
+            "the user that trials run as, if root starts this: a name, or UID:GID; default: "
+            "the worker's own. A trial that runs as the worker's user may read its keys"
+        ),
     },
     "trial-env": {
         "metavar": "NAMES",
-        "help": "the only variables of the worker's that trials get, besides PATH, HOME and a few"
-        f" that programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default:"
-        f" ${TRIAL_ENV}, else all but the farm's keys",
+        "help": (
+            "the only variables of the worker that trials get, besides PATH, HOME and a few "
+            "that programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default: "
+            f"${TRIAL_ENV}, else all but the farm's keys"
+        ),
     },
 }
 
@@ -182,8 +191,8 @@ def _lock(folder: str, name: str) -> None:
     except OSError as problem:
         holder = os.read(descriptor, 32).decode(errors="replace").strip()
         raise ConfigError(
-            f"another worker (process {holder or 'unknown'}) works in {folder}; give this one"
-            " another --name, or another --workdir."
+            f"another worker (process {holder or 'unknown'}) works in {folder}; choose another "
+            "--name for this one, or another --workdir."
         ) from problem
     os.truncate(descriptor, 0)
     os.write(descriptor, b"%d\n" % os.getpid())  # stays open, and so locked, to the end

@@ -284,8 +284,8 @@ def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
     if "gpu" in others:
         if options.gpus is not None:
             raise ConfigError(
-                f"--gpus is {options.gpus}, and --resources offers gpu={others['gpu']:g}; leave out"
-                " one of them."
+                f"--gpus is {options.gpus}, and --resources offers gpu={others['gpu']:g}; "
+                "remove one of them."
             )
         return OfferedGpus()
     return offered_gpus(options.gpus, os.environ.get(VISIBLE), open_driver)

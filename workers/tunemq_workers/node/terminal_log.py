@@ -25,24 +25,30 @@ _FIELD: Final = re.compile(r"(\w+)=%\w")
 _TOLD: Final = {
     "node.started": "Worker {name} (instance {instance_id}) starts; Redis is at {redis}.",
     "node.offers": "It offers {resources}; GPUs: {gpus}.",
-    "node.trials_as_root": "Trials run as root, who may read this worker's keys; --trial-user USER"
-    " has them run as somebody else.",
+    "node.trials_as_root": (
+        "Trials run as root, who may read this worker's keys; --trial-user USER runs them as "
+        "another user."
+    ),
     "memory.polled": "Memory limits of trials are looked at up to 50 times a second: {reason}. One"
     " that allocates fast exceeds its limit for a moment.",
     "node.introduced": "Ready: schedulers know of this worker.",
     "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
-    "node.ending": "Killing what is left (trials: {hosts}).",
+    "node.ending": "Killing the remaining processes (trials: {hosts}).",
     "node.retired": "Somebody has this worker retire ({reason}).",
     "node.fenced": "The farm continued without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
     "node.ended": "Ended.",
     "keys.read": "{line}",
-    "keys.missing": "The farm's scheduler signs what it says, and this worker has no keys: neither"
-    " believes the other. Start it with the farm's keys: --keys worker.toml.",
+    "keys.missing": (
+        "The farm's scheduler signs its messages, and this worker has no keys, so that each "
+        "rejects the other. Start the worker with the farm's keys: --keys worker.toml."
+    ),
     "keys.of_no_use": "This worker has keys, and the farm's scheduler has none: neither believes"
     " the other. Start the scheduler with its keys (--keys scheduler.toml), or this without.",
-    "keys.unknown": "The farm's scheduler signs with the key {key}, which is not in {path}: this"
-    " worker does not believe it. Give it the farm's present worker.toml.",
+    "keys.unknown": (
+        "The farm's scheduler signs with the key {key}, which is not in {path}, so this worker "
+        "rejects its messages. Copy the farm's current worker.toml to it."
+    ),
     "message.refused": "{what}",
     "wire.out_of_reach": "Redis is away ({reason}) Trials continue; their results are kept.",
     "wire.back": "Redis is back.",

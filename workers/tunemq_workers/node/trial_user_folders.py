@@ -63,8 +63,8 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> N
             mode = 0o700  # it is new, or was made for this worker
         elif mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
-                f"others may write to {workdir}, and so trials could replace what the worker has"
-                f" there. Run chmod go-w {workdir}, or name another --workdir."
+                f"others may write to {workdir}, so trials could replace the worker's files "
+                f"there. Run chmod go-w {workdir}, or choose another --workdir."
             )
         os.chmod(workdir, mode | 0o011)  # noqa: S103  to traverse, not to read
 
@@ -182,6 +182,6 @@ def _check(account: UserAccount, folders: list[str]) -> None:
         lines = ended.stderr.strip().splitlines()
         reason = lines[-1] if lines else f"{sys.executable} ended with {ended.returncode}"
     raise ConfigError(
-        f"--trial-user is {account.name}, who cannot run trials here: {reason}. The interpreter,"
-        " TuneMQ and the --workdir have to be where that user may go."
+        f"--trial-user is {account.name}, who cannot run trials here: {reason}. That user must "
+        "be able to reach the interpreter, TuneMQ and the --workdir."
     )

@@ -40,20 +40,26 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = groups.add_parser(
         "worker",
-        help="let this machine run trials of a farm",
-        description="Runs trials that a `tunemq scheduler` on the same Redis hands out, until it is"
-        " told to stop. Ctrl-C or SIGTERM: trials are saved where they can be within the grace, and"
-        " continue elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
-        " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*).",
-        epilog="Exit codes: 0 it was told to stop; 64 the command line is of no use; 69 Redis"
-        " cannot be reached or refuses; 70 a part of it broke; 76 another worker of its name took"
-        " its place.",
+        help="run trials of a farm on this machine",
+        description=(
+            "Runs trials of a `tunemq scheduler` on the same Redis until it is told to stop. "
+            "Ctrl-C or SIGTERM: trials save where they can within the grace, and continue "
+            "elsewhere; again: at once. If the farm's checkpoints are in a store, the worker "
+            "needs its address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*)."
+        ),
+        epilog=(
+            "Exit codes: 0 it was told to stop; 64 invalid arguments; 69 Redis cannot be "
+            "reached or refuses; 70 a part of it failed; 76 another worker of its name took "
+            "its place."
+        ),
     )
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"where Redis is, such as redis://host:6379/0; default: ${REDIS_VARIABLE},"
-        " which is the place for one with a password",
+        help=(
+            f"the address of Redis, such as redis://host:6379/0; default: ${REDIS_VARIABLE}, "
+            "which suits an address with a password"
+        ),
     )
     parser.add_argument(
         "--name",
@@ -62,14 +68,19 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--workdir",
         metavar="DIR",
-        help="for logs, copies of checkpoints and what spills; on a disk of this machine;"
-        f" default: ~/.cache/tunemq/<name>; with --trial-user, {_SHARED}/tunemq/<name>",
+        help=(
+            "the folder for logs, copies of checkpoints and unsent events, on a disk of this "
+            "machine; default: ~/.cache/tunemq/<name>; with --trial-user, "
+            f"{_SHARED}/tunemq/<name>"
+        ),
     )
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="start although Redis lets others in, or the keys of the store are well known; what is"
-        " wrong is told",
+        help=(
+            "start although Redis lets others in, or the keys of the store are well known; the "
+            "problems are shown"
+        ),
     )
     node_process.add_options(parser)
     parser.set_defaults(run=run)
@@ -86,13 +97,13 @@ def run(options: argparse.Namespace) -> int:
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
         raise ConfigError(
-            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+            f"Redis address missing: pass --redis redis://host:6379/0 or set ${REDIS_VARIABLE}."
         )
     address = parse_address(url)
     if options.redis and address.password:
         _tell(
-            "whoever lists this machine's processes sees the password in --redis; give the address"
-            f" in ${REDIS_VARIABLE} instead."
+            "users who list this machine's processes see the password in --redis; set "
+            f"${REDIS_VARIABLE} instead."
         )
     if keys := find_keys(options.keys, KeyRole.WORKER).path:
         options.keys = keys  # absolute, for readers of the node's command line

@@ -59,14 +59,14 @@ def find_account(text: str) -> UserAccount:
 def _parsed(text: str) -> UserAccount:
     name, colon, group = text.partition(":")
     if colon and not _is_number(group):
-        raise ConfigError(f"--trial-user is {text!r}; give a group as a number, as in 1000:1000.")
+        raise ConfigError(f"--trial-user is {text!r}; pass a group as a number, as in 1000:1000.")
     try:
         entry = pwd.getpwuid(int(name)) if _is_number(name) else pwd.getpwnam(name)
     except (KeyError, OverflowError) as problem:
         if _is_number(name) and int(name) < 2**32 - 1 and colon:
             return UserAccount(name, int(name), int(group), (int(group),), "/")
         advice = (
-            f"give its group, too: {name}:{name}"
+            f"pass its group, too: {name}:{name}"
             if _is_number(name)
             else "name one of /etc/passwd, or give numbers, such as 1000:1000"
         )

@@ -62,8 +62,8 @@ def preload(
             importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001 - any user code runs here; `warn` reports it
             warn(
-                f"{module} could not be preloaded ({type(error).__name__}: {error}); "
-                "each trial imports what it needs by itself."
+                f"{module} could not be preloaded ({type(error).__name__}: {error}); each trial "
+                "imports it itself."
             )
         else:
             loaded.append(module)

@@ -100,8 +100,11 @@ class _Clock(msgspec.Struct, eq=False):
             if limit and used_s > limit:
                 return LimitExceeded(
                     kind,
-                    f"{what} {used_s:.1f} s, and its limit is {limit:g} s"
-                    f" (TrialLimits({field}=...)); what it was doing is at the end of {log}.",
+                    (
+                        f"{what} {used_s:.1f} s, and its limit is {limit:g} s "
+                        f"(TrialLimits({field}=...)); the stacks of its threads are at the end of "
+                        f"{log}."
+                    ),
                 )
         return None
 

@@ -51,8 +51,9 @@ def parse_allowed(text: str) -> tuple[str, ...]:
     for pattern in patterns:
         if not _PATTERN.fullmatch(pattern):
             raise ConfigError(
-                f"--trial-env names {pattern!r}, which is no name of a variable; give names with"
-                " commas between them, where * stands for any text, such as WANDB_*,HTTPS_PROXY."
+                f"--trial-env names {pattern!r}, which is not the name of a variable; pass "
+                "names with commas between them, where * stands for any text, such as "
+                "WANDB_*,HTTPS_PROXY."
             )
     return patterns
 

@@ -161,7 +161,8 @@ class TrialSupervisor:
         Its process, if it has one, is killed because `obey` gets no order for it.
         """
         reason = (
-            f"its node cannot read the order for it: {problem}; see that scheduler and node run"
+            f"its node cannot read the order for it: {problem}; check that scheduler and node "
+            "have the same version"
         )
         self._trial_events.not_started(key, events_key, f"{reason} the same TuneMQ")
         if key not in self._running:
@@ -249,7 +250,7 @@ class TrialSupervisor:
             said = payload[:_SHOWN].decode(errors="replace")
             self._reject(process, f"a frame of the trial's process cannot be read: {said}")
         elif kind == frames.UNREAD:
-            self._reject(process, "the trial's process does not read what its node tells it")
+            self._reject(process, "the trial's process does not read its node's messages")
         elif kind != frames.AWAIT_ORDER:
             self._reject(process, f"the trial's process sent a frame of the unknown kind {kind}")
 

@@ -79,7 +79,7 @@ class BackgroundSyncer(Syncer):
     def retry(self) -> None:
         """See `Syncer.retry`; it does not wait for the running transfer."""
         if self._command is None:
-            raise TuneError("there is nothing to try again: nothing was synced or deleted before.")
+            raise TuneError("there is no operation to retry: nothing was synced or deleted before.")
         self._check_open()
         if self._transfer is not None and self._transfer.is_running:
             return
@@ -109,7 +109,7 @@ class BackgroundSyncer(Syncer):
 
     def _check_open(self) -> None:
         if self._cancelled.is_set():
-            raise TuneError("this syncer was cancelled or closed; it starts nothing any more.")
+            raise TuneError("this syncer was cancelled or closed; it starts no operation any more.")
 
     def _launch(self, command: SyncCommand, what: str) -> bool:
         self._check_open()

@@ -69,8 +69,8 @@ def _check_copies(syncer: Syncer) -> None:
         copy.deepcopy(syncer)
     except Exception as error:  # the user's code may raise anything; nothing has begun
         raise ConfigError(
-            f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs a copy of its "
-            f"own: {error}. Leave out in its __getstate__ what cannot be copied."
+            f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs its own "
+            f"copy: {error}. Leave out in its __getstate__ what cannot be copied."
         ) from error
 
 
@@ -89,6 +89,6 @@ def _check_folder(remote: str, local_folder: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"SyncConfig(upload_dir=...): {folder} cannot be used: {error.strerror}. Give a folder "
-            f"that you may write."
+            f"SyncConfig(upload_dir=...): {folder} cannot be used: {error.strerror}. Pass a "
+            "folder that you may write."
         ) from error

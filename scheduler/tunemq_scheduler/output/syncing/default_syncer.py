@@ -53,9 +53,9 @@ class DefaultSyncer(BackgroundSyncer):
         if upload_dir and "://" in upload_dir and not upload_dir.startswith(_KNOWN):
             scheme = upload_dir.partition("://")[0]
             raise ConfigError(
-                f"upload_dir={upload_dir!r}: {scheme}:// is not known here; give "
-                f"s3://bucket/prefix, file:///folder or /folder, or a syncer of your own with "
-                f"SyncConfig(syncer=...)."
+                f"upload_dir={upload_dir!r}: the scheme {scheme}:// is unknown; use "
+                "s3://bucket/prefix, file:///folder or /folder, or your own syncer with "
+                "SyncConfig(syncer=...)."
             )
         return Syncer.validate_upload_dir(upload_dir)
 

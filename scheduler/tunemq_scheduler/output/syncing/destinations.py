@@ -164,8 +164,8 @@ def open_destination(address: str) -> SyncDestination:
     parts = urlsplit(address)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            f"the destination {address!r} is of no kind that is known here; give "
-            f"s3://bucket/prefix, file:///folder or /folder, or a syncer of your own."
+            f"the scheme of the destination {address!r} is unknown; use s3://bucket/prefix, "
+            "file:///folder or /folder, or your own syncer."
         )
     return FolderDestination(unquote(parts.path))
 

@@ -186,7 +186,7 @@ def _target(folder: str, name: str, uri: str) -> str:
         raise StoreError(f"{uri}: {name!r} is not the name of a file below it.")
     path = os.path.join(folder, name)
     if not _is_below(os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)):
-        raise StoreError(f"{path}: a link there leads out of {folder}; nothing is written to it.")
+        raise StoreError(f"{path}: a link there leads out of {folder}; the file is not written.")
     return path
 
 

@@ -136,7 +136,7 @@ class SyncQueue:
         for name in work.expected:
             if name in self._expected and not os.path.isdir(self._path(name)):
                 self._expected.discard(name)
-                return TuneError(f"{self._path(name)} was not there to be copied")
+                return TuneError(f"{self._path(name)} did not exist when it was to be copied")
         self._expected.difference_update(work.expected)
         if work.copies:
             self.copied_at = self.synced_at
@@ -222,4 +222,4 @@ class _Work:
             self.syncer.wait_or_retry()  # for this operation, or an earlier one
             if begun:
                 return
-        raise TuneError(f"the syncer was asked {_ASKED} times and began nothing")
+        raise TuneError(f"the syncer was asked {_ASKED} times and started no transfer")

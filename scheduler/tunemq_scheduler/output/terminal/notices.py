@@ -30,7 +30,7 @@ def format_superseded(results: int) -> str:
     what = "1 result" if results == 1 else f"{results} results"
     return (
         f"{what} of a former attempt, whose trial continued elsewhere meanwhile, came late and "
-        "were dropped; nothing that is recorded changed"
+        "were dropped; no recorded result changed"
     )
 
 

@@ -72,7 +72,7 @@ class OptunaSearch(Searcher):
                 f"OptunaSearch(sampler={sampler!r}): one of optuna.samplers is needed."
             )
         if sampler is not None and seed is not None:
-            raise ConfigError("OptunaSearch(sampler=..., seed=...): give the seed to the sampler.")
+            raise ConfigError("OptunaSearch(sampler=..., seed=...): pass the seed to the sampler.")
         self._sampler, self._seed = sampler, seed
         self._points = list(points_to_evaluate or [])
         self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)
@@ -98,8 +98,8 @@ class OptunaSearch(Searcher):
             odd = [name for name, leaf in flat.items() if not isinstance(leaf, base)]
             if odd:
                 raise SearchSpaceError(
-                    f"OptunaSearch(space=...): {odd[0]} is no distribution, though others are; "
-                    "write constants in param_space."
+                    f"OptunaSearch(space=...): {odd[0]} is not a distribution, though others "
+                    "are; write constants in param_space."
                 )
             self._distributions = flat
         self._space = read_space(space)
@@ -127,8 +127,8 @@ class OptunaSearch(Searcher):
             check_space(self._space)
             if not any(True for _ in variables(self._space)):
                 raise SearchSpaceError(
-                    "OptunaSearch has nothing to search: param_space holds constants only; "
-                    "write e.g. {'lr': loguniform(1e-4, 1e-1)}."
+                    "OptunaSearch has nothing to search: param_space has only constants; write "
+                    "e.g. {'lr': loguniform(1e-4, 1e-1)}."
                 )
         self._begin()
         return takes_config
@@ -318,9 +318,7 @@ class OptunaSearch(Searcher):
 
     def _begun(self) -> Study:
         if self._study is None:
-            raise ConfigError(
-                "OptunaSearch is used before set_search_properties has told it what to optimise."
-            )
+            raise ConfigError("OptunaSearch is used before set_search_properties.")
         return self._study
 
     @contextlib.contextmanager

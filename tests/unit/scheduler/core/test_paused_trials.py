@@ -61,7 +61,7 @@ def test_paused_trial_continues_as_a_new_attempt_up_to_its_next_horizon() -> Non
 def test_trial_given_back_by_its_node_before_it_began_waits_for_a_slot() -> None:
     story = Story(cpus=1.0)
     story.start("a")
-    story.tell(m.TrialWaits("a", 1, "device", "GPU A: memory not given back"))
+    story.tell(m.TrialWaits("a", 1, "device", "GPU A: memory not released"))
     story.paused("a")
     story.free("a")
     assert status(story) == "PENDING"

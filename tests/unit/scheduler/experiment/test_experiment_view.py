@@ -66,7 +66,7 @@ def test_f23_withheld_device_is_a_note_while_trials_wait_for_it(search):
     story.tell(m.NodeJoined("n.1", "n", "host", "127.0.0.1", resources, gpus))
     assert search.view.notes == ["Redis is away"]
     story.tell(m.DevicesWithheld("n.1", {"GPU-b": "XID 79"}))
-    told = "trials wait, for GPU GPU-b of node n is set aside: XID 79"
+    told = "trials wait, because GPU GPU-b of node n is set aside: XID 79"
     assert search.view.notes == ["Redis is away", told], "the search requests nothing"
     story.tell(m.SearchExhausted())
     assert search.view.notes == ["Redis is away"]
@@ -85,7 +85,7 @@ def test_f22_node_that_is_set_aside_is_a_note_while_trials_wait(search):
     search.runner.counts["PENDING"] = 2
     assert search.view.notes == [
         "Redis is away",
-        "trials wait, for node n on host is set aside for 58 s more: no space left",
+        "trials wait, because node n on host is set aside for 58 s more: no space left",
     ]
 
 
@@ -123,7 +123,7 @@ def test_view_reports_slow_uploads_once(search):
     for search.now in (3.5, 4.0, 60.0):
         search.uploads.look()
     assert search.told == [
-        "waiting for 1 checkpoint on the way to s3://bucket/x; Ctrl-C leaves them behind"
+        "waiting for 1 checkpoint on the way to s3://bucket/x; Ctrl-C leaves them on this machine"
     ]
 
 
@@ -138,4 +138,6 @@ def test_f23_paused_trial_that_waits_for_a_withheld_device_is_a_note(search):
     story.paused("a")
     story.free("a")
     story.tell(m.DevicesWithheld("n.1", {"GPU-a": "XID 79"}))
-    assert search.view.notes[1:] == ["trials wait, for GPU GPU-a of node n is set aside: XID 79"]
+    assert search.view.notes[1:] == [
+        "trials wait, because GPU GPU-a of node n is set aside: XID 79"
+    ]

@@ -151,7 +151,7 @@ def test_cleanup_interrupted_during_a_long_collection_cancels_it(cache):
     end.has_much_to_do = True
     assert end.settle() == ["removals", COLLECTED, "close"]
     (told,) = end.told
-    assert "What broken uploads left in s3://bucket/x was not removed" in told
+    assert "Leftovers of broken uploads in s3://bucket/x were not removed" in told
 
 
 def test_cleanup_after_an_unjournalled_turn_does_not_delete_for_it(cache):

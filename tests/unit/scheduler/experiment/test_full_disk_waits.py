@@ -24,7 +24,7 @@ class FullJournal:
         self.tries += 1
         self.then()
         if self.tries <= self._left:
-            raise JournalFull("there is no room left for /j (7 bytes are free).")
+            raise JournalFull("the disk has no space for /j (7 bytes are free).")
         self._append(journal_records)
 
     def close(self) -> None:
@@ -63,8 +63,8 @@ def test_turn_on_a_full_disk_is_written_and_acted_upon_once_there_is_space() -> 
     log = loop.turn(NODE)
     names = ["notices", "journal", "notices", "start", "NotifyTrialAdded", "acknowledge"]
     assert [line[0] for line in log] == names
-    assert log[0][1].startswith("degraded: there is no room left for /j (7 bytes are free).")
-    assert "there is room again after 6 s" in log[2][1]
+    assert log[0][1].startswith("degraded: the disk has no space for /j (7 bytes are free).")
+    assert "the disk has space again after 6 s" in log[2][1]
     assert journal.tries == 4
 
 

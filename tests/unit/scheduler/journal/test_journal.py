@@ -102,14 +102,14 @@ def test_wrong_length_is_not_taken_for_a_torn_end(written: Path) -> None:
 
 
 def test_existing_journal_is_not_overwritten(written: Path) -> None:
-    with pytest.raises(JournalError, match="there is one already"):
+    with pytest.raises(JournalError, match="exists already"):
         Journal.create(written, HEADER)
     assert list(read_turns(written)) == TURNS
 
 
 def test_missing_journal_is_named(folder: Path) -> None:
     for look in (recover, read_header, Journal.resume, lambda path: list(read_turns(path))):
-        with pytest.raises(JournalError, match=r"journal cannot be read: there is none"):
+        with pytest.raises(JournalError, match=r"journal does not exist"):
             look(folder)
 
 
@@ -391,6 +391,6 @@ def test_journal_deleted_while_it_is_written_is_reported_with_its_folder(written
     journal, _ = Journal.resume(written)
     with journal:
         shutil.move(written, written.with_name("moved"))
-        told = rf"{written} cannot be written: somebody removed or moved it"
+        told = rf"{written} cannot be written: another program removed or moved it"
         with pytest.raises(JournalError, match=told):
             journal.append(TURNS[0])

@@ -195,7 +195,7 @@ def test_journal_create_refuses_folder_that_lost_its_segments(folder: Path) -> N
     begun(folder, TURNS)
     for number in (2, 3):
         turns_file(folder, number).unlink()
-    with pytest.raises(JournalError, match="there is one already"):
+    with pytest.raises(JournalError, match="exists already"):
         Journal.create(folder, HEADER)
     with pytest.raises(JournalError, match="no header of a segment is whole"):
         salvage(folder)

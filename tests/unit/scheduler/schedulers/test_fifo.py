@@ -125,7 +125,7 @@ class Rejects(TrialScheduler):
         (lambda: make_scheduler("asha", None, None, 0), "metric is missing"),
         (lambda: make_scheduler(ASHAScheduler(mode="max"), "l", "min", 0), "'min'.*'max'"),
         (lambda: make_scheduler(ASHAScheduler(metric="a"), "b", "min", 0), "'b'.*'a'"),
-        (lambda: make_scheduler(Rejects(), "b", "min", 0), "Rejects does not take"),
+        (lambda: make_scheduler(Rejects(), "b", "min", 0), "Rejects does not accept"),
     ],
 )
 def test_scheduler_with_invalid_input_names_it(make: Any, words: str) -> None:

@@ -312,7 +312,7 @@ def test_optuna_skips_a_trial_of_another_space_with_a_warning(
     algorithm = search({"a": uniform(0, 1)})
     algorithm.on_trial_restored(0, "t0", {"a": 7.0})
     algorithm.on_trial_complete("t0", None)
-    assert "OptunaSearch cannot take up" in caplog.text
+    assert "OptunaSearch cannot restore" in caplog.text
     assert study(algorithm).trials == []
 
 
@@ -345,7 +345,11 @@ def test_missing_optuna_names_the_installation(monkeypatch: pytest.MonkeyPatch) 
         (lambda: search({"a": grid_search([1])}), SearchSpaceError, "grid_search; use choice"),
         (lambda: search({"o": {"a": randn()}}), SearchSpaceError, "o/a.*use uniform or loguniform"),
         (lambda: search({"o": choice([randn(), 1])}), SearchSpaceError, "uniform"),
-        (lambda: search(space={"b": uniform(0, 1)}), SearchSpaceError, "varies 'lr'.*of its own"),
+        (
+            lambda: search(space={"b": uniform(0, 1)}),
+            SearchSpaceError,
+            "varies 'lr'.*has its own space",
+        ),
         (
             lambda: search({"a": uniform(0, 1)}, points_to_evaluate=[{"a": 2}]),
             SearchSpaceError,
@@ -364,7 +368,7 @@ def test_missing_optuna_names_the_installation(monkeypatch: pytest.MonkeyPatch) 
         (
             lambda: search(space={"a": optuna.distributions.IntDistribution(1, 2), "b": 3}),
             SearchSpaceError,
-            "b is no distribution",
+            "b is not a distribution",
         ),
         (
             lambda: search({}, space=lambda trial: 3).suggest(0, "t"),
@@ -375,7 +379,7 @@ def test_missing_optuna_names_the_installation(monkeypatch: pytest.MonkeyPatch) 
         (
             lambda: OptunaSearch(sampler=optuna.samplers.RandomSampler(), seed=1),
             ConfigError,
-            "give the seed to the sampler",
+            "pass the seed to the sampler",
         ),
         (lambda: OptunaSearch().suggest("t"), ConfigError, "before set_search_properties"),
     ],

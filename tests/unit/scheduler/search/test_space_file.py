@@ -88,16 +88,16 @@ def test_space_file_in_json_is_read_as_json(tmp_path):
         ("a: 1\nlr: {loguniform: [0, 1]}", "line 2: lr/loguniform: .*lower must be above 0"),
         ("lr: {uniform: [1]}", r"line 1: lr/uniform: .*write uniform: \[lower, upper\]"),
         ("lr: {uniform: {low: 0, upper: 1}}", "lr/uniform: .*low"),
-        ("lr: {uniform: 3}", "3 is no list"),
+        ("lr: {uniform: 3}", "3 is not a list"),
         ("opt:\n  lr: {logunifrom: [0.1, 1]}", "line 2: opt/lr/logunifrom: .*mean loguniform"),
         ("lr: {uniform: [0, 1], q: 2}", "uniform stands beside other keys"),
         ("lr: {choice: 3}", r"write choice: \[1, 2, 3\]"),
-        ("lr: {choice: []}", "nothing to choose from"),
+        ("lr: {choice: []}", "no values to choose from"),
         ("lr: {sample_from: x}", "only Python scripts"),
         ("lr: 1\nb: 2\nlr: 3", "line 3: lr stands on line 1 already"),
-        ("a:\n  lr: [1, 2", "line 2: this is no YAML"),
-        ("1: 2", "the name 1 is no text"),
-        ("lr: !!python/object:os.system x", "no YAML"),
+        ("a:\n  lr: [1, 2", "line 2: this is not YAML"),
+        ("1: 2", "the name 1 is not text"),
+        ("lr: !!python/object:os.system x", "not YAML"),
         ("", "has no parameters"),
         ("- 1", "has no parameters"),
     ],
@@ -108,7 +108,7 @@ def test_space_file_error_names_the_place_and_the_fix(tmp_path, text, told):
 
 
 def test_space_file_with_invalid_json_is_rejected(tmp_path):
-    with pytest.raises(SearchSpaceError, match="is no JSON"):
+    with pytest.raises(SearchSpaceError, match="is not JSON"):
         read(tmp_path, "{", "space.json")
 
 

@@ -172,7 +172,9 @@ def test_run_config_field_of_another_type_is_rejected_with_its_name(name, value)
 
 @pytest.mark.parametrize("name", ["a/b", "/etc", "a\\b", "../../elsewhere"])
 def test_experiment_name_with_a_folder_in_it_is_rejected_with_the_fix(name):
-    with pytest.raises(ConfigError, match=r"RunConfig\(name=.*storage_path says where that is"):
+    with pytest.raises(
+        ConfigError, match=r"RunConfig\(name=.*storage_path is for the parent folder"
+    ):
         RunConfig(name=name)
 
 

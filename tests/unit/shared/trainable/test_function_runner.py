@@ -145,7 +145,7 @@ def test_function_without_results_fails_only_if_a_metric_is_expected(world):
     run(world, lambda config: None)
 
     session = world.session(required_metrics=("loss",))
-    with pytest.raises(MetricError, match=r"without a result, but 'loss' is expected"):
+    with pytest.raises(MetricError, match=r"without a result that has 'loss'"):
         run(world, lambda config: None, session)
 
 

@@ -88,7 +88,7 @@ def test_class_that_cannot_be_saved_fails_with_the_reason(world):
 
     assert world.channel.kinds == ["ResultReported", "TrialFailed"]
     assert world.channel.failure.kind == "user"
-    assert "Forgetful is to be saved" in world.channel.failure.error
+    assert "Forgetful cannot be saved" in world.channel.failure.error
     assert "use no scheduler that pauses trials" in world.channel.failure.error
 
 

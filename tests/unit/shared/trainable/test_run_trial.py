@@ -379,4 +379,4 @@ def test_run_trial_sys_exit_before_a_result_fails_where_a_metric_is_expected(wor
 
     (failed,) = [event for event in world.channel.sent if isinstance(event, TrialFailed)]
     assert failed.kind == "metric"
-    assert f"The {who} ended without a result, but 'total' is expected" in failed.error
+    assert f"The {who} ended without a result that has 'total'" in failed.error

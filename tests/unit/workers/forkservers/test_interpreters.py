@@ -68,5 +68,5 @@ def test_interpreter_that_is_too_old_is_rejected():
 
 def test_interpreter_that_fails_silently_is_reported(tmp_path):
     (tmp_path / "log").write_text("older\n")
-    assert ": it said nothing; install" in interpreters.why_not("/p", str(tmp_path / "log"), 6)
-    assert ": it said nothing; install" in interpreters.why_not("/p", str(tmp_path / "none"), 0)
+    assert ": it printed nothing; install" in interpreters.why_not("/p", str(tmp_path / "log"), 6)
+    assert ": it printed nothing; install" in interpreters.why_not("/p", str(tmp_path / "none"), 0)

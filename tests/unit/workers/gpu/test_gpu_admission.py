@@ -86,7 +86,7 @@ def test_wait_that_does_not_end_at_once_is_reported(node):
     node.leave("h1", "a", 10, keeps=True)
     node.want(on("b", "A"))
     node.pass_time(1.5)
-    why = "GPU A: memory not given back: process 10 (python) holds 10 GiB"
+    why = "GPU A: memory not released: process 10 (python) holds 10 GiB"
     assert node.events[2:] == [TrialWaits("b", 1, "device", why)]
     node.free(10)
     node.pass_time(2.5)

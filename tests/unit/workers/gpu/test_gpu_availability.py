@@ -44,7 +44,7 @@ def test_device_is_clear_again_when_its_memory_is_free(gpus):
     gpus.end(process, keeps=True)
     assert gpus.looks_due[-1] == 0.0
     gpus.snapshot()
-    assert gpus.why("A") == "GPU A: memory not given back: process 10 (python) holds 40 GiB"
+    assert gpus.why("A") == "GPU A: memory not released: process 10 (python) holds 40 GiB"
     assert gpus.is_clear("B")
     gpus.held["A"].clear()
     gpus.clock.advance(0.1)
@@ -109,9 +109,7 @@ def test_device_whose_memory_is_not_freed_is_withheld_until_it_is(gpus):
     gpus.clock.advance(GIVEN_BACK_WITHIN_S - 0.1)
     assert gpus.withheld == []
     gpus.clock.advance(0.2)
-    why = (
-        "memory not given back: process 10 (python) holds 3 GiB, process 11 (python) holds 512 MiB"
-    )
+    why = "memory not released: process 10 (python) holds 3 GiB, process 11 (python) holds 512 MiB"
     assert gpus.withheld == [{"A": why}]
     assert gpus.availability.obstacle(["A"]).is_withheld
     gpus.held["A"][10] = 2 * GIB
@@ -175,7 +173,7 @@ def test_memory_without_an_owner_at_the_start_of_a_worker_is_not_freed():
     gpus.held["C"][STRANGER] = None
     gpus.lost["C"] = 20 * GIB
     gpus.snapshot()
-    why = "memory not given back: 70 GiB is used by nobody that is seen"
+    why = "memory not released: 70 GiB is used by no visible process"
     assert gpus.why("A") == f"GPU A: {why}"
     assert gpus.is_clear("B", "C")
     gpus.clock.advance(GIVEN_BACK_WITHIN_S)
@@ -220,7 +218,7 @@ def test_leftovers_of_a_dead_process_are_found_while_others_share_a_device(gpus)
     del gpus.parents[21]
     gpus.end(goes, keeps=True)
     gpus.snapshot()
-    assert gpus.why("A").startswith("GPU A: memory not given back: process 20 (python) holds 1 GiB")
+    assert gpus.why("A").startswith("GPU A: memory not released: process 20 (python) holds 1 GiB")
     del gpus.held["A"][20]
     gpus.snapshot()
     assert not gpus.is_clear("A")

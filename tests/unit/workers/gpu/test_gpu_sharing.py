@@ -227,7 +227,7 @@ def test_leftover_memory_of_a_process_is_waited_for(gpus, other):
     gpus.lost["A"] = 20 * GIB
     gpus.clock.advance(1.0)
     assert not starts_on(gpus, "A")
-    assert "memory not given back" in gpus.why("A")
+    assert "memory not released" in gpus.why("A")
     gpus.lost["A"] = 0
     assert starts_on(gpus, "A")
 

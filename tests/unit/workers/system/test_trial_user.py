@@ -47,7 +47,7 @@ def test_named_group_is_the_only_one(ann, text):
 
 def test_number_without_a_user_needs_a_group(ann):
     assert find_account("5:6") == UserAccount("5", 5, 6, (6,), "/")
-    with pytest.raises(ConfigError, match="give its group, too: 5:5"):
+    with pytest.raises(ConfigError, match="pass its group, too: 5:5"):
         find_account("5")
 
 
@@ -57,7 +57,7 @@ def test_number_without_a_user_needs_a_group(ann):
         ("ben", "'ben', a user that this machine does not know; name one of /etc/passwd"),
         ("ben:5", "a user that this machine does not know"),
         ("", "a user that this machine does not know"),
-        ("ann:staff", "give a group as a number"),
+        ("ann:staff", "pass a group as a number"),
         ("99999999999999999999:5", "a user that this machine does not know"),
         ("4294967295:5", "a user that this machine does not know"),
         ("0:5", "is root"),

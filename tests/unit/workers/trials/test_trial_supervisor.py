@@ -497,7 +497,7 @@ def test_ended_trial_does_not_fail_by_its_uploads(node):
     ("kind", "payload", "said"),
     [
         (frames.WRITTEN, b"nonsense", "cannot be read"),
-        (frames.FETCH, b"nonsense", "what it says of a checkpoint cannot be"),
+        (frames.FETCH, b"nonsense", "what it reported about a checkpoint is impossible"),
         (frames.UNREADABLE, b"a frame says that it has 0 bytes", "has 0 bytes"),
         (frames.IDLE, b"", "said that it is free"),
         (ord("?"), b"", "unknown kind 63"),

@@ -237,7 +237,7 @@ def test_root_folder_is_not_deleted() -> None:
 
 
 def test_address_of_an_unknown_kind_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="'gs://bucket' is of no kind that is known here"):
+    with pytest.raises(ConfigError, match="the scheme of the destination 'gs://bucket' is unknown"):
         open_destination("gs://bucket")
 
 

@@ -96,7 +96,7 @@ def test_sync_config_with_an_invalid_setting_is_rejected_with_its_name(
         ("file:///mnt/x", None),
         ("/mnt/x", None),
         ("~/x", None),
-        ("gs://bucket", r"upload_dir='gs://bucket': gs:// is not known here; give s3://bucket"),
+        ("gs://bucket", r"upload_dir='gs://bucket': the scheme gs:// is unknown; use s3://bucket"),
         ("bucket/prefix", "neither an address nor an absolute path; give s3://bucket/prefix"),
     ],
 )

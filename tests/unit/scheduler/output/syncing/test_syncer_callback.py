@@ -224,7 +224,7 @@ def test_checkpoint_missing_during_its_sync_is_an_error(
     tell(callback, "on_checkpoint", trial, checkpoint=checkpoint)
     settled(callback)
     assert f"{trial.trial_name} was not wholly copied" in caplog.text
-    assert f"{checkpoint.key} was not there to be copied" in caplog.text
+    assert f"{checkpoint.key} did not exist when it was to be copied" in caplog.text
 
 
 def test_expired_checkpoint_is_no_error_and_its_copy_is_deleted(

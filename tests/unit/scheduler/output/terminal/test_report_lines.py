@@ -73,14 +73,14 @@ def test_lines_report_a_long_wait_for_the_store_and_its_end(shown):
 
 def test_lines_report_a_wait_for_a_gpu_and_its_end(shown):
     trial = shown.search.trials[0]
-    trial.waits = ("device", "GPU A: memory not given back")
+    trial.waits = ("device", "GPU A: memory not released")
     shown.display.trial_waits(trial)
     shown.clock.now += 2
     shown.display.update(shown.search)
     trial.waits = ("", "")
     shown.display.trial_waits(trial)
     assert shown.lines() == [
-        "[00:00:02] trial ab12_00000 starting: waits for its GPU (GPU A: memory not given back)",
+        "[00:00:02] trial ab12_00000 starting: waits for its GPU (GPU A: memory not released)",
         "[00:00:02] trial ab12_00000 no longer waits for a GPU",
     ]
 
