@@ -56,7 +56,8 @@ ROWS: Final = {
             "Scheduler heard",
             "How long ago the scheduler's loop said how the farm is. More than some seconds: it "
             "hangs, or a clock is wrong. Nothing: it does not answer.",
-            "time() - min(tunemq_scheduler_said_timestamp_seconds{{F}})",
+            "max(timestamp(tunemq_scheduler_said_timestamp_seconds{{F}}) "
+            "- tunemq_scheduler_said_timestamp_seconds{{F}})",
             unit="s",
             steps=[(None, GREEN), (20, YELLOW), (40, RED)],
             noValue="away",

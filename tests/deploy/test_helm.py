@@ -237,6 +237,10 @@ _CASES: dict[str, tuple[dict[str, str], int | None]] = {
         {_SAID: "0+15x20", _BUSY.replace("-gpu-", "-gpu-80gb-") % "a": "4x20"},
         0,
     ),
+    "the scheduler is scraped every 90 seconds": (
+        {_SAID: "0 _x5 90 _x5 180 _x5", _WAITING % "gpu": "3x20"},
+        3,
+    ),
     "the scheduler hangs": ({_SAID: "0x20", _WAITING % "gpu": "3x20"}, None),
     "the scheduler is away": ({_BUSY % "a": "1x20"}, None),
 }

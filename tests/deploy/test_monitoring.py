@@ -179,18 +179,55 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-def test_prometheus_accepts_its_configuration_and_the_rules():
-    promtool = shutil.which("promtool")
-    if promtool is None:
+def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Prometheus's own program; skips where it is missing."""
+    found = shutil.which("promtool")
+    if found is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
-    done = subprocess.run(
-        [promtool, "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_prometheus_accepts_its_configuration_and_the_rules():
+    done = promtool("check", "config", str(DEPLOY / "prometheus" / "prometheus.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(map(int, re.findall(r"(\d+) rules found", done.stdout))) == len(ALERTS)
+
+
+@pytest.mark.parametrize("every", [10, 15, 60, 120])
+def test_alerts_do_not_depend_on_the_scrape_interval(every: int, tmp_path: Path) -> None:
+    hour, labels = 3600 // every, 'farm="f",instance="h"'
+    gone = 7 * hour // 3  # eleven minutes before the alerts are looked at
+    series = {
+        'up{job="tunemq",': "1x%d",
+        "tunemq_scheduler_said_timestamp_seconds{": f"0+{every}x%d",
+        "tunemq_redis_away{": "0x%d",
+        "tunemq_results_total{": "5x%d",
+        'tunemq_trials{experiment="a",state="RUNNING",': "4x%d",
+        "tunemq_queue_length{": "3x%d",
+        'tunemq_gpu_busy_ratio{node="n",uuid="G",': "0x%d",
+        'tunemq_gpu_held_ratio{node="n",uuid="G",': "1x%d",
+        'tunemq_node_cpus{node="gone",': f"8x{gone} stale",
+        'tunemq_node_disk_free_bytes{node="n",': f"9e10-{25e9 / hour}x%d",
+        'tunemq_head_disk_free_bytes{disk="results",': f"9e10-{25e9 / hour}x%d",
+    }
+    given = [
+        {"series": f"{name}{labels}}}", "values": values.replace("%d", str(3 * hour))}
+        for name, values in series.items()
+    ]
+    named = "NodeDiskFills HeadDiskFills NodeGone SearchesWaitLong GpuIdle NoResults"
+    asked = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": "151m30s",
+        "exp_samples": [
+            {"labels": f'{{alertname="Tunemq{name}"}}', "value": 1} for name in named.split()
+        ],
+    }
+    case = {"interval": f"{every}s", "input_series": given, "promql_expr_test": [asked]}
+    rules = str(DEPLOY / "prometheus" / "tunemq.rules.yml")
+    tests = {"rule_files": [rules], "evaluation_interval": "10s", "tests": [case]}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
+    done = promtool("test", "rules", str(tmp_path / "tests.yml"))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_farm_is_scraped_under_the_job_name_of_the_rules():
