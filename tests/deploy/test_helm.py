@@ -212,6 +212,12 @@ def test_scaled_pool_has_no_replica_count() -> None:
     assert fixed["spec"]["replicas"] == 4
 
 
+def test_alerts_tell_farms_of_two_namespaces_apart() -> None:
+    monitor = named(manifests("gpu-values.yaml"), "ServiceMonitor", "tunemq")
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "farm", "replacement": "farm/tunemq"}]
+
+
 # --- how many workers there are to be -------------------------------------------------------------
 
 _SAID = 'tunemq_scheduler_said_timestamp_seconds{namespace="farm",cluster="one"}'

@@ -26,6 +26,13 @@ def test_operator_scrapes_the_scheduler_as_the_job_of_the_alerts() -> None:
     assert set(jobs) == set(re.findall(r'job="([^"]+)"', rules)) == {"tunemq"}
 
 
+def test_operator_names_each_release_of_each_namespace_a_farm() -> None:
+    monitor = (CHART / "templates" / "servicemonitor.yaml").read_text()
+    [relabeling] = re.findall(r"^ +relabelings:\n +- (.*)\n", monitor, re.MULTILINE)
+    assert "targetLabel: farm," in relabeling
+    assert "{{ .Release.Namespace }}/{{ .Release.Name }}" in relabeling
+
+
 def _paths(values: dict[str, Any], before: str = "") -> set[str]:
     """The names of all values, except those below keys that users choose."""
     found = set()
