@@ -268,7 +268,7 @@ def test_process_cannot_claim_to_have_written_elsewhere(world, key, trial):
 def test_unreadable_message_of_a_process_ends_only_that_process(world, kind, payload):
     process = world.process()
     process.ask()
-    with pytest.raises(TransportError, match="cannot be read|is impossible"):
+    with pytest.raises(TransportError, match=r"cannot be read|is impossible"):
         world.checkpoints.said(process.process, kind, payload)
 
 
