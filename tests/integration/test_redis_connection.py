@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
+from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisFull
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 __all__ = ["server"]
@@ -63,4 +63,14 @@ def test_line_with_a_refused_command_among_others_stays_in_step(line: RedisConne
     line.post([("SET", "text", "x"), ("LPUSH", "text", "x"), ("ECHO", "late")])
     with pytest.raises(TransportError, match="WRONGTYPE"):
         line.ask([("ECHO", "own")])
+    assert line.ask([("ECHO", "own")]) == [b"own"]
+
+
+def test_command_that_a_full_redis_refuses_is_the_reason_and_not_its_consequence(
+    line: RedisConnection, server: RedisServer
+):
+    line.ask([("SET", "text", "x")])
+    server.client.config_set("maxmemory", "500000")
+    with pytest.raises(RedisFull, match="is full"):
+        line.ask([("LPUSH", "list", "x"), ("LPOP", "text")])
     assert line.ask([("ECHO", "own")]) == [b"own"]

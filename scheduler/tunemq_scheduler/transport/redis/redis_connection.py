@@ -180,8 +180,8 @@ class RedisConnection:
 
     def _read(self) -> list[Any]:
         replies: list[Any] = []
+        # Later commands often fail only because an earlier one was refused.
         rejected: ResponseError | None = None
-        full: ResponseError | None = None
         while self._due:
             try:
                 replies.append(self._connection.read_response())
@@ -190,35 +190,34 @@ class RedisConnection:
             except ReadOnlyError as error:  # until a new primary is chosen, or the address changed
                 self.close()
                 raise RedisIsReplica(f"Redis at {self.address} is a read-only replica.") from error
-            except OutOfMemoryError as error:
-                full = error
             except ResponseError as error:
-                if "-OOM " in str(error):  # in a script of Redis 6.2
-                    full = error
-                else:
-                    rejected = rejected or error
+                rejected = rejected or error
             except TooLong as error:
                 self.close()
                 raise ReplyTooLong(f"Redis at {self.address}: {error}") from error
             except RedisError as error:
                 raise self._broken(error) from error
             self._due -= 1
-        if rejected is not None and str(rejected).startswith(_NO_DISK):
-            raise RedisRefusesWrites(
+        if rejected is not None:
+            raise self._refused(rejected) from rejected
+        return replies
+
+    def _refused(self, rejected: ResponseError) -> TransportError:
+        said = str(rejected)
+        if isinstance(rejected, OutOfMemoryError) or "-OOM " in said:  # in a script of Redis 6.2
+            return RedisFull(
+                f"Redis at {self.address} is full, and refuses orders and results ({said})."
+            )
+        if said.startswith(_NO_DISK):
+            return RedisRefusesWrites(
                 f"Redis at {self.address} cannot write to its disk, and refuses orders and results"
-                f" ({str(rejected).partition('.')[0]}).",
+                f" ({said.partition('.')[0]}).",
                 "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that"
                 " its user may write there; its log says why it fails.",
-            ) from rejected
-        if rejected is not None:
-            raise TransportError(
-                f"Redis at {self.address} refused a command: {rejected}{rights_fix(rejected)}"
-            ) from rejected
-        if full is not None:
-            raise RedisFull(
-                f"Redis at {self.address} is full, and refuses orders and results ({full})."
-            ) from full
-        return replies
+            )
+        return TransportError(
+            f"Redis at {self.address} refused a command: {said}{rights_fix(rejected)}"
+        )
 
     def _broken(self, error: object) -> RedisUnavailable:
         self.close()
