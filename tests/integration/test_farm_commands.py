@@ -207,6 +207,12 @@ def test_logs_prints_all_lines_the_tail_or_json(queued, tunemq):
     assert pages[-1]["end"] == pages[-1]["size"] == len(text)
 
 
+def test_help_of_logs_says_that_the_tail_is_in_bytes(capsys):
+    with pytest.raises(SystemExit):
+        main(["logs", "--help"])
+    assert "in its last BYTES bytes" in " ".join(capsys.readouterr().out.split())
+
+
 def test_logs_are_followed_to_the_experiments_end(queued, tunemq):
     queued.run("exp")
     (queued.folder / "exp.log").write_text("one\n")

@@ -52,7 +52,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add_experiment(logs, trial=_TRIAL)
     logs.add_argument("-f", "--follow", action="store_true", help="follow the output until it ends")
-    logs.add_argument("--tail", type=_amount, metavar="BYTES", help="only the last N lines")
+    logs.add_argument(
+        "--tail", type=_amount, metavar="BYTES", help="only the whole lines in its last BYTES bytes"
+    )
 
     stop = add_command(groups, "stop", stop_it, "stop an experiment, or one of its trials")
     add_experiment(stop, trial=f"{_TRIAL}; default: all of the experiment")

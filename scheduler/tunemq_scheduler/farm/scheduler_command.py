@@ -54,8 +54,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--settings",
         metavar="FILE",
-        help="a TOML file that says how the farm is shared: max_running, preempts,"
-        " preempt_grace_s, stores, [shares] and [quotas.OWNER]",
+        help="a TOML file that says how the farm is shared: max_running, unresponsive_after_s,"
+        " preempts, preempt_grace_s, stores, [shares] and [quotas.OWNER]",
     )
     parser.add_argument(
         "--metrics",

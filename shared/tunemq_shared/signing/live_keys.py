@@ -158,6 +158,11 @@ def _read(path: str, role: KeyRole) -> KeyFile:
     for table, keys in ((ORDERS, found.orders), (EVENTS, found.events)):
         if not keys:
             raise _wrong_file(path, role, f"[{table}]")
+    if role is KeyRole.SCHEDULER and not found.journals and not found.submitters:
+        raise ConfigError(
+            f"the key file {path} is that of a worker: it has no keys in [{JOURNALS}] and none of"
+            f" submitters. Give the scheduler the file {role.value} of the same folder."
+        )
     if role is KeyRole.SCHEDULER and not found.journals:
         raise ConfigError(
             f"the key file {path} has no keys in [{JOURNALS}], with which the scheduler signs the"

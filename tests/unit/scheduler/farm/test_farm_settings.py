@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tunemq_scheduler.farm.farm_settings import FarmSettings, read_settings
+from tunemq_scheduler.farm.scheduler_command import add_parser
 from tunemq_shared.base.errors import ConfigError
 
 PAGE = Path(__file__).parents[4] / "docs" / "farm.md"
@@ -16,6 +19,14 @@ PAGE = Path(__file__).parents[4] / "docs" / "farm.md"
 def test_without_a_file_all_owners_are_equal() -> None:
     assert read_settings(None) == FarmSettings()
     assert read_settings(None).shares == {}
+
+
+def test_help_of_the_scheduler_names_each_setting() -> None:
+    groups = argparse.ArgumentParser().add_subparsers()
+    add_parser(groups)
+    shown = groups.choices["scheduler"].format_help().partition("--settings FILE")[2]
+    for field in msgspec.structs.fields(FarmSettings):
+        assert re.search(rf"\b{field.name}\b", shown), field.name
 
 
 def test_example_of_the_page_is_valid(tmp_path: Path) -> None:

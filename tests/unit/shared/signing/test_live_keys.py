@@ -70,6 +70,11 @@ def test_embedded_mode_looks_for_no_keys(folder, monkeypatch):
             "scheduler.toml",
             r"keys of submitters.*give the worker the file worker\.t",
         ),
+        (
+            KeyRole.SCHEDULER,
+            "worker.toml",
+            r"is that of a worker.*Give the scheduler the file scheduler\.toml",
+        ),
         (KeyRole.SUBMITTER, "worker.toml", r"no keys in \[submitters\.NAME\]"),
     ],
 )
