@@ -166,6 +166,12 @@ def test_workers_have_much_longer_to_stop_than_trials_have_to_save():
         assert int(plain(SERVICES[name]["stop_grace_period"]).removesuffix("s")) >= 10 * grace
 
 
+def test_workers_that_share_a_disk_can_be_told_how_much_each_may_use():
+    for name in ("worker", "worker-gpu"):
+        command = SERVICES[name]["command"]
+        assert command[command.index("--disk-bytes") + 1] == "${TUNEMQ_WORKER_DISK:-0}"
+
+
 def test_memory_of_the_proxy_does_not_depend_on_the_number_of_processors():
     text = (DEPLOY / "proxy" / "nginx.conf").read_text(encoding="utf-8")
     assert re.search(r"(?m)^worker_processes \d;", text)

@@ -143,6 +143,15 @@ def test_arguments_of_workers_and_scheduler_are_existing_options() -> None:
         assert not [one for one in options if not re.search(rf"{one}\b", shown)]
 
 
+@pytest.mark.parametrize("size", ["20Gi", "21474836480"])
+def test_worker_is_told_the_size_of_its_volume(size: str) -> None:
+    found = manifests("cpu-values.yaml", "--set", f"workers.pools.cpu.storage.size={size}")
+    pod = pod_of(named(found, "Deployment", "tunemq-worker-cpu"))
+    assert pod is not None
+    arguments = pod["containers"][0]["args"]
+    assert arguments[arguments.index("--disk-bytes") + 1] == size
+
+
 @pytest.mark.parametrize("values", VALUES)
 def test_pod_of_a_worker_has_longer_than_the_workers_grace(values: str) -> None:
     for name, pod in pods(values):

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 
 from tests.deploy.helm_parts import CHART, PAGE, ROOT
+from tunemq_shared.base.byte_sizes import parse_bytes
+from tunemq_workers.node import node_process
 
 
 def test_schema_knows_each_value_and_no_other() -> None:
@@ -56,6 +58,13 @@ def _described(schema: dict[str, Any], root: dict[str, Any], before: str = "") -
     return found
 
 
+def test_page_says_with_the_alerts_who_lets_prometheus_in() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["networkPolicy"] | {"enabled": True, "metricsFrom": []} == values["networkPolicy"]
+    section = PAGE.read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    assert "networkPolicy.metricsFrom" in section
+
+
 def test_chart_has_the_version_of_tunemq() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     ours = (ROOT / "tunemq" / "__init__.py").read_text()
@@ -77,6 +86,16 @@ def test_images_are_the_built_ones_and_run_as_their_user() -> None:
     users = {user for text in files for user in re.findall(r"^USER (\S+)$", text, re.MULTILINE)}
     assert users == {"10001:10001"}
     assert "runAsUser: 10001" in helpers
+
+
+def test_worker_takes_no_more_of_the_disk_than_its_volume_has() -> None:
+    workers = (CHART / "templates" / "workers.yaml").read_text()
+    _, _, after = workers.partition("- --disk-bytes\n")
+    assert ".storage.size" in after.splitlines()[0]
+    options = {f"--{name}" for name in re.findall(r"^ +- --([a-z-]+)$", workers, re.MULTILINE)}
+    assert options <= {f"--{name}" for name in node_process._OPTIONS}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert parse_bytes(values["workers"]["defaults"]["storage"]["size"]) == 20 * 2**30
 
 
 def test_page_explains_a_worker_whose_trial_uses_all_memory() -> None:

@@ -373,7 +373,8 @@ def test_trial_killed_at_a_failpoint_leaves_no_file(
         node.end()
 
 
-def test_a_wrong_size_of_the_cache_is_named(tmp_path, server):
+@pytest.mark.parametrize("option", ["--cache-bytes", "--disk-bytes"])
+def test_a_wrong_size_of_the_cache_is_named(tmp_path, server, option):
     import subprocess
     import sys
 
@@ -385,8 +386,8 @@ def test_a_wrong_size_of_the_cache_is_named(tmp_path, server):
         "--redis",
         server.url,
     ]
-    options = ["--name", "n", "--workdir", str(tmp_path / "node"), "--cache-bytes", "much"]
+    options = ["--name", "n", "--workdir", str(tmp_path / "node"), option, "much"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 64
-    assert "--cache-bytes is 'much'" in done.stderr
+    assert f"{option} is 'much'" in done.stderr
     shutil.rmtree(tmp_path / "node")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGTPE])(i?))?B?\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int | None:
@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int | None:
         return None
     number, unit, is_binary = found.groups()
     return int(
-        float(number) * (1024 if is_binary else 1000) ** " KMGT".index((unit or " ").upper())
+        float(number) * (1024 if is_binary else 1000) ** " KMGTPE".index((unit or " ").upper())
     )
 
 

@@ -31,10 +31,10 @@ KEY = "tunemq:events:exp"
 class World:
     """The checkpoints of a node, with surroundings that a test controls."""
 
-    def __init__(self, folder, *, cache_bytes=2**30, uploads_bytes=2**30):
+    def __init__(self, folder, *, cache_bytes=2**30, uploads_bytes=2**30, disk_bytes=0):
         self.folder = folder
         self.cache_bytes = cache_bytes
-        self.limits = CacheLimits(cache_bytes, uploads_bytes)
+        self.limits = CacheLimits(cache_bytes, uploads_bytes, disk_bytes)
         self.clock = Clock()
         self.said = []
         self.given_up = []

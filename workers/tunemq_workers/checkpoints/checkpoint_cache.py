@@ -24,7 +24,7 @@ from tunemq_workers.checkpoints.cache_disk import Inodes, LeftoverCheckpoint
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
 
-#: One tenth of the cache's disk for copies, and as much for checkpoints that wait for their upload.
+#: One tenth of the disk each for copies, for checkpoints that wait for their upload, and for blobs.
 _SHARE: Final = 10
 #: Committed copies that each trial keeps while there is space.
 _COPIES_OF_A_TRIAL: Final = 2
@@ -40,10 +40,12 @@ class CacheLimits(msgspec.Struct, eq=False):
     Args:
         copies_given: limit for copies of committed checkpoints; None for the share.
         uploads_given: limit for checkpoints that are not committed yet; None for the share.
+        disk_given: how much of its disk the node may use; 0 for all of it.
     """
 
     copies_given: int | None = None
     uploads_given: int | None = None
+    disk_given: int = 0
     _share: int = 0
 
     @property
@@ -58,7 +60,11 @@ class CacheLimits(msgspec.Struct, eq=False):
 
     def found(self, disk_bytes: int) -> None:
         """Take into account that a cache is on a disk of this size."""
-        self._share = max(self._share, disk_bytes // _SHARE)
+        self._share = max(self._share, self.share_of(disk_bytes))
+
+    def share_of(self, disk_bytes: int) -> int:
+        """Return a tenth of a disk of this size, or of the part of it that the node may use."""
+        return min(disk_bytes, self.disk_given or disk_bytes) // _SHARE
 
 
 class CachedCheckpoint(msgspec.Struct, eq=False):

@@ -156,7 +156,7 @@ class NodeLoop:
         self._checkpoints = CheckpointRequests(
             reactor, disk, transfers, emit, folder=cache, limits=limits
         )
-        self._dependencies = DependencyFetcher(disk, transfers, folder, variables)
+        self._dependencies = DependencyFetcher(disk, transfers, folder, variables, limits)
         self._files = TrialFiles(
             reactor,
             disk,

@@ -76,12 +76,18 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "cache-bytes": {
         "metavar": "SIZE",
-        "help": "the most bytes of the copies, such as 20GiB; default: a tenth of the disk",
+        "help": "the most bytes of the copies, such as 20GiB; default: a tenth of --disk-bytes",
     },
     "uploads-bytes": {
         "metavar": "SIZE",
         "help": "trials wait before they write another checkpoint while so much is not uploaded"
-        " yet; default: a tenth of the disk",
+        " yet; default: a tenth of --disk-bytes",
+    },
+    "disk-bytes": {
+        "metavar": "SIZE",
+        "help": "how much of its disk this worker may use, where it shares the disk or a container"
+        " limits it; default: 0, all of it. Copies of checkpoints, uploads that wait, and code and"
+        " data of searches may take a tenth of it each. It does not limit logs and files of trials",
     },
     "trial-user": {
         "metavar": "USER",

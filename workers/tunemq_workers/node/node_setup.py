@@ -95,6 +95,7 @@ def run_node(
     limits = CacheLimits(
         _bytes("--cache-bytes", options.cache_bytes),
         _bytes("--uploads-bytes", options.uploads_bytes),
+        _bytes("--disk-bytes", options.disk_bytes) or 0,
     )
     locks = _lock(options, gpus)
     set_name("tunemq-node")

@@ -1,8 +1,8 @@
 """`DependencyFetcher`: fetches the code, parameters and bundle that a trial needs to start.
 
 The node's transfer process fetches each blob once, however many trials wait for it. Blobs that are
-no longer used stay in a cache. When all blobs together exceed a tenth of the disk, the least
-recently used ones are removed.
+no longer used stay in a cache. When all blobs together exceed a tenth of the disk
+(`CacheLimits.share_of`), the least recently used ones are removed; those in use stay.
 
     blobs/<sha256>      code and parameters
     code/<sha256>/      bundles, unpacked
@@ -23,6 +23,7 @@ import msgspec
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
 from tunemq_shared.system.folder_trees import remove_tree, statuses
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import FetchBlob
@@ -30,8 +31,6 @@ from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
 
-#: Blobs may take a tenth of their disk; those in use stay even beyond that.
-_SHARE: Final = 10
 _TRASH: Final = ".trash-"
 
 _log = logging.getLogger(__name__)
@@ -67,15 +66,21 @@ class DependencyFetcher:
         transfers: fetches blobs.
         folder: the node's working folder, which no other node uses.
         variables: the node's environment variables that trials get.
+        limits: how much blobs may take of their disk.
     """
 
     def __init__(
-        self, disk: DiskJobs, transfers: TransferClient, folder: str, variables: Mapping[str, str]
+        self,
+        disk: DiskJobs,
+        transfers: TransferClient,
+        folder: str,
+        variables: Mapping[str, str],
+        limits: CacheLimits,
     ) -> None:
         #: Returns the trials whose blobs have to stay.
         self.in_use: Callable[[], Iterable[TrialSpec]] = tuple
         self._disk, self._transfers, self._folder = disk, transfers, folder
-        self._variables = variables
+        self._variables, self._limits = variables, limits
         self._arrivals: dict[AttemptId, _PendingDependencies] = {}
         #: Bytes by path, least recently used first.
         self._sizes: dict[str, int] = {}
@@ -175,7 +180,7 @@ class DependencyFetcher:
             self.trim()
 
     def _looked(self, left: _LeftoverFiles) -> None:
-        self._limit = left.disk_bytes // _SHARE
+        self._limit = self._limits.share_of(left.disk_bytes)
         self._sizes = left.sizes | self._sizes
         self.trim()
 

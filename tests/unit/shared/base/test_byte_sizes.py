@@ -18,13 +18,16 @@ from tunemq_shared.base.byte_sizes import parse_bytes, show_bytes
         ("1.5 GiB", 3 * 2**29),
         ("10gb", 10**10),
         ("1T", 10**12),
+        ("20Gi", 20 * 2**30),
+        ("1.5 PiB", 3 * 2**49),
+        ("1E", 10**18),
     ],
 )
 def test_size_may_have_a_unit(text, number):
     assert parse_bytes(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1", "1e3", "1 PB", "1iB", "GiB"])
+@pytest.mark.parametrize("text", ["", "much", "-1", "1e3", "1 ZB", "1iB", "GiB"])
 def test_invalid_size_is_none(text):
     assert parse_bytes(text) is None
 

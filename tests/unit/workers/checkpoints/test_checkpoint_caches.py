@@ -209,3 +209,13 @@ def test_default_limit_of_the_cache_is_a_tenth_of_the_disk(tmp_path):
     assert process.ask()
     share = shutil.disk_usage(tmp_path).total // 10
     assert (world.limits.copies, world.limits.uploads) == (share, share)
+
+
+@pytest.mark.parametrize(("given", "share"), [(2**20, 2**20 // 10), (2**80, None)])
+def test_default_limit_of_the_cache_is_a_tenth_of_what_the_node_may_use_of_its_disk(
+    tmp_path, given, share
+):
+    world = World(tmp_path, cache_bytes=None, uploads_bytes=None, disk_bytes=given)
+    assert world.process().ask()
+    share = share or shutil.disk_usage(tmp_path).total // 10
+    assert (world.limits.copies, world.limits.uploads) == (share, share)

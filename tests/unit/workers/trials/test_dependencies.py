@@ -16,6 +16,7 @@ from tunemq_shared.protocol.messages import (
     TrialFailed,
     TrialWaits,
 )
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.trials import dependencies
 from tunemq_workers.trials.dependencies import DependencyFetcher
 from tunemq_workers.trials.local_start_order import localised, trial_variables
@@ -65,10 +66,12 @@ class FakeFetcher:
 class World(Node):
     """A node's trial processes, with dependencies in a folder of the test."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, disk_bytes=0):
         super().__init__()
         self.folder, self.disk, self.fetcher = str(folder), FakeDisk(), FakeFetcher()
-        self.dependencies = DependencyFetcher(self.disk, self.fetcher, self.folder, {})
+        self.dependencies = DependencyFetcher(
+            self.disk, self.fetcher, self.folder, {}, CacheLimits(disk_given=disk_bytes)
+        )
         self.dependencies.in_use = self.supervisor._starts_in_use
         self.supervisor._dependencies = self.dependencies
         self.dependencies.start()
@@ -168,9 +171,9 @@ def test_trial_that_is_no_longer_wanted_stops_waiting(world):
     assert world.started == []
 
 
-def test_least_recently_used_files_are_removed_first_and_files_in_use_stay(world, monkeypatch):
+def test_least_recently_used_files_are_removed_first_and_files_in_use_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(dependencies, "_size_of", lambda path: 10)
-    world.dependencies._limit = 25
+    world = World(tmp_path, disk_bytes=250)
     for number, code in enumerate("xyz"):
         trial = f"t{number}"
         world.supervisor.obey([order("used", begin("u")), order(trial, begin(code))])
@@ -205,7 +208,7 @@ def test_file_being_fetched_is_no_leftover_of_an_earlier_node(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".old").write_bytes(b"x")
     disk = FakeDisk()
-    taken = DependencyFetcher(disk, FakeFetcher(), str(tmp_path), {})
+    taken = DependencyFetcher(disk, FakeFetcher(), str(tmp_path), {}, CacheLimits())
     taken.start()
     for name in ("blobs", "code"):
         (tmp_path / name / ".new").write_bytes(b"x")

@@ -66,7 +66,7 @@ class Node:
         self.checkpoints = CheckpointRequests(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
-        self.dependencies = DependencyFetcher(disk, transfers, "/node", {})
+        self.dependencies = DependencyFetcher(disk, transfers, "/node", {}, CacheLimits())
         self.supervisor = TrialSupervisor(
             self.clock,
             self.forkservers,
