@@ -34,6 +34,7 @@ from tunemq_shared.protocol.messages import (
     TrialStarted,
 )
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
+from tunemq_workers import work_folder
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -437,6 +438,19 @@ def test_output_of_trials_is_kept_below_a_size(server, scheduler, tmp_path):
         scheduler.assign(node.instance_id, order("t1", scheduler.start(prints)))
         eventually(lambda: scheduler.said(TrialFinished), message=node.log)
         eventually(lambda: (tmp_path / "trial_0" / "stdout").stat().st_size <= 1_000)
+    finally:
+        node.end()
+
+
+def test_logs_of_a_node_are_kept_below_a_size(server, scheduler, tmp_path):
+    logs = [tmp_path / "node" / name for name in ("node.log", "transfers.log")]
+    (tmp_path / "node").mkdir()
+    for log in logs:
+        log.write_bytes(b"an old line\n" * (work_folder.LIMIT_BYTES // 10))
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        eventually(lambda: all(log.stat().st_size < work_folder.LIMIT_BYTES for log in logs))
+        assert "node.started" in node.log()
     finally:
         node.end()
 
