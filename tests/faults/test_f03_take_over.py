@@ -301,9 +301,8 @@ def test_f03_scheduler_on_results_put_back_from_a_backup_names_the_copy_that_has
         message=lambda: str(farm),
     )
     farm.kill_scheduler()
-    farm.results.rename(farm.folder / "moved-away")  # as it says
-    start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
-    submit_again(farm, "search")
+    (farm.results / "search").rename(farm.folder / "moved-away")  # as it says
+    farm.start_scheduler("--store", storage, "--take-over", f"{storage}/search")
     farm.open_gate("search", 60)
     farm.wait_for("search", "FINISHED", within=150)
     farm.check_results("search")
