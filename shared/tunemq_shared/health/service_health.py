@@ -142,7 +142,7 @@ class ServiceHealth:
         if status != self._told:
             lines.append(f"STATUS={_one_line(status)}")
         now = time.monotonic()
-        if self._watchdog_s is not None and now >= self._watchdog_due:
+        if self._watchdog_s is not None and (lines or now >= self._watchdog_due):
             lines.append("WATCHDOG=1")
         if lines and notifier.tell(*lines):
             self._told = status

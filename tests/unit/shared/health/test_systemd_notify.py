@@ -68,6 +68,21 @@ def test_watchdog_is_notified_a_few_times_per_period(manager, notifier, monkeypa
     assert told == [1000.0, 1005.0, 1010.0, 1015.0, 1020.0]
 
 
+def test_status_that_changes_often_does_not_keep_the_watchdog_from_its_messages(
+    manager, notifier, monkeypatch
+):
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    health = ServiceHealth("worker", notifier=notifier, watchdog_s=20.0)
+    told_at = now
+    for trials in range(60):
+        health.beat(is_ready=True, status=f"trials: {trials}")
+        if any("WATCHDOG=1" in message for message in manager.messages()):
+            told_at = now
+        assert now - told_at <= 5.0
+        now += 1.0
+
+
 def test_restarted_manager_gets_later_messages(manager, notifier):
     manager.close()
     assert not notifier.tell("STATUS=no manager reads it")
