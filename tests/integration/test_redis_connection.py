@@ -10,7 +10,12 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisFull
+from tests.support.farms.farm_processes import fail_to_save
+from tunemq_scheduler.transport.redis.redis_connection import (
+    RedisConnection,
+    RedisFull,
+    RedisRefusesWrites,
+)
 from tunemq_shared.base.errors import RedisUnavailable, TransportError
 
 __all__ = ["server"]
@@ -31,6 +36,17 @@ def test_closed_line_sends_nothing_and_reads_no_old_reply_after_it_is_opened(lin
         line.post([("INCR", "key")])
     line.connect()
     assert line.ask([("ECHO", "own")]) == [b"own"]
+
+
+def test_script_on_a_redis_that_cannot_save_is_refused_with_what_to_do(
+    line: RedisConnection, server: RedisServer
+):
+    fail_to_save(server.client)
+    write = ("EVAL", "return redis.call('SET', KEYS[1], '')", "1", "key")
+    with pytest.raises(
+        RedisRefusesWrites, match=r"refuses orders and results \(MISCONF.*make room"
+    ):
+        line.ask([write])
 
 
 def test_line_closed_with_a_reply_due_has_no_reply_to_receive(line: RedisConnection):

@@ -35,7 +35,7 @@ _TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
-#: The beginning of the answer of a Redis that cannot write to its disk.
+#: In the answer of a Redis that cannot write to its disk; of a script, Redis 6.2 says more before.
 _NO_DISK: Final = "MISCONF"
 
 
@@ -208,10 +208,11 @@ class RedisConnection:
             return RedisFull(
                 f"Redis at {self.address} is full, and refuses orders and results ({said})."
             )
-        if said.startswith(_NO_DISK):
+        _, no_disk, why = said.partition(_NO_DISK)
+        if no_disk:
             return RedisRefusesWrites(
                 f"Redis at {self.address} cannot write to its disk, and refuses orders and results"
-                f" ({said.partition('.')[0]}).",
+                f" ({no_disk}{why.partition('.')[0]}).",
                 "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that"
                 " its user may write there; its log says why it fails.",
             )
