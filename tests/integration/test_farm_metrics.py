@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +18,7 @@ from tests.integration.gpu_fixtures import uuids
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.farm_service import FarmService, Search
 from tests.support.waiting import eventually
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_shared.broker import redis_keys
 
 __all__ = ["uuids"]
@@ -39,12 +44,16 @@ def farm(tmp_path: Path, redis: TcpRedis) -> Iterator[FarmService]:
 
 
 def scrape(farm: FarmService) -> dict[str, float]:
-    """Return all samples, by name and labels."""
+    """Return all samples, by name and labels; the HTTP status if the server refuses."""
     found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", farm.said())
     if found is None:
         return {}
-    with urllib.request.urlopen(found[1], timeout=60) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+    try:
+        with urllib.request.urlopen(found[1], timeout=60) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+    except urllib.error.HTTPError as problem:
+        return {"status": problem.code}
+    else:
         return {
             f"{one.name}{{{','.join(f'{k}={v}' for k, v in one.labels.items())}}}": one.value
             for family in families
@@ -135,3 +144,33 @@ def test_metrics_of_a_farm_whose_redis_is_full_say_for_how_long(farm, redis):
     assert "CONFIG SET maxmemory" in done.stderr
     redis.client.config_set("maxmemory", "0")
     has(farm, {"tunemq_redis_full_seconds{}": 0})
+
+
+def test_metrics_of_a_scheduler_that_starts_while_redis_is_full_say_for_how_long(tmp_path, redis):
+    redis.client.config_set("maxmemory", "500000")
+    farm = FarmService(tmp_path, redis.url)
+    with closing(farm):
+        farm.start_scheduler("--metrics", "127.0.0.1:0")
+        eventually(
+            lambda: scrape(farm).get("tunemq_redis_full_seconds{}", 0) > 2,
+            message=lambda: f"{scrape(farm)}{farm}",
+        )
+        samples = scrape(farm)
+        assert samples["tunemq_redis_away{}"] == 0
+        assert time.time() - samples["tunemq_scheduler_said_timestamp_seconds{}"] < 30
+        assert samples["tunemq_head_disk_size_bytes{disk=results}"] > 0
+        assert not [key for key in samples if key.startswith(("tunemq_node", "tunemq_exp"))]
+        redis.client.config_set("maxmemory", "0")
+        has(farm, {"tunemq_redis_full_seconds{}": 0, "tunemq_nodes{state=ready}": 0})
+
+
+def test_scheduler_that_waits_for_the_lease_of_another_serves_no_metrics(tmp_path, redis):
+    another = msgspec.structs.replace(LeaseHolder.this_process(), host="elsewhere", place="there")
+    lease = b"1:abcd:1:" + msgspec.json.encode(another)
+    redis.client.set(redis_keys.SCHEDULER, lease, px=10_000)
+    farm = FarmService(tmp_path, redis.url)
+    with closing(farm):
+        farm.start_scheduler("--metrics", "127.0.0.1:0")
+        has(farm, {"status": 503})
+        has(farm, {"tunemq_redis_full_seconds{}": 0, "tunemq_nodes{state=ready}": 0})
+        assert "on elsewhere" in farm.said()

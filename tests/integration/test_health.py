@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.integration.farm_support import RedisServer, Scheduler
@@ -17,6 +19,8 @@ from tests.support.farms.farm_processes import Command, TcpRedis
 from tests.support.farms.farm_service import FarmService, Search
 from tests.support.service_manager import ServiceManager, variable_of
 from tests.support.waiting import descendants, eventually
+from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["scheduler", "server"]
 
@@ -58,7 +62,9 @@ def manager(tmp_path: Path) -> Iterator[ServiceManager]:
 class Watched(Command):
     """A worker that reports its health."""
 
-    def __init__(self, server: RedisServer, folder: Path, given: Mapping[str, str]) -> None:
+    def __init__(
+        self, server: RedisServer | TcpRedis, folder: Path, given: Mapping[str, str]
+    ) -> None:
         self.file = folder / "health"
         line = ["worker", "--redis", server.url, "--name", "one", "--workdir", str(folder / "w")]
         variables = {"TUNEMQ_HEALTH": str(self.file), **given}
@@ -207,6 +213,47 @@ def test_scheduler_whose_redis_is_full_is_alive_and_not_ready_and_says_so(farm, 
     assert asked(file)[0] == 0
     redis.client.config_set("maxmemory", "0")
     becomes(0, file, "--ready")
+
+
+_EXTENDS = "EXTEND_TIMEOUT_USEC=60000000"
+
+
+def test_scheduler_that_starts_while_redis_is_full_is_alive_and_extends_its_start(
+    tmp_path, redis, manager
+):
+    redis.client.config_set("maxmemory", "500000")
+    file = tmp_path / "head" / "health"
+    with closing(FarmService(tmp_path, redis.url)) as farm:
+        farm.start_scheduler(variables={"TUNEMQ_HEALTH": str(file), **manager.variables})
+        eventually(lambda: manager.lines().count(_EXTENDS) >= 3, message=lambda: str(farm))
+        assert "STATUS=Redis is full; waiting for room" in manager.lines()
+        assert "READY=1" not in manager.lines()
+        assert "(waiting): Redis is full; waiting for room" in becomes(1, file, "--ready")
+        assert asked(file, "--within", "15")[0] == 0
+        redis.client.config_set("maxmemory", "0")
+        becomes(0, file, "--ready")
+        eventually(lambda: "READY=1" in manager.lines())
+        assert manager.speakers() == {farm.scheduler.pid}
+
+
+def test_scheduler_that_waits_for_the_lease_of_another_says_so(tmp_path, redis, manager):
+    another = msgspec.structs.replace(LeaseHolder.this_process(), host="elsewhere", place="there")
+    lease = b"1:abcd:1:" + msgspec.json.encode(another)
+    redis.client.set(redis_keys.SCHEDULER, lease, px=10_000)
+    with closing(FarmService(tmp_path, redis.url)) as farm:
+        farm.start_scheduler(variables=manager.variables)
+        eventually(lambda: "READY=1" in manager.lines(), message=lambda: str(farm))
+    status = "STATUS=another scheduler had this farm; waiting until its lease runs out"
+    assert manager.lines().index(status) < manager.lines().index("READY=1")
+
+
+def test_worker_that_starts_while_redis_is_full_is_ready_to_join(tmp_path, redis, manager):
+    redis.client.config_set("maxmemory", "500000")
+    worker = Watched(redis, tmp_path, manager.variables)
+    try:
+        eventually(lambda: "READY=1" in manager.lines(), message=lambda: worker.said)
+    finally:
+        worker.kill()
 
 
 _NAMES = """

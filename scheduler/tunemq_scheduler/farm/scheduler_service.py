@@ -15,7 +15,7 @@ from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
-from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot
+from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, waiting_snapshot
 from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
 from tunemq_scheduler.storage.folders import OWN_FOLDER, farm_results_folder
@@ -113,23 +113,15 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         settings=settings,
         lost=lost,
     )
-    metrics = None if service.metrics is None else _metrics(service.metrics, service.metrics_hosts)
-    head: HeadWatch | None = None
+    reports = _Reports(service, health, results, store)
     me = LeaseHolder.this_process()
     lease = SchedulerLease(service.url, me)
     try:
-        lease.claim(max((one.term + 1 for one in lost.values()), default=1), _tell)
-        if metrics is not None:
-            own = Path(results, OWN_FOLDER)
-            head = HeadWatch(service.url, results, store, own, os.environ)
-
-        def publish(newest: FarmSnapshot) -> None:
-            if metrics is not None and head is not None:
-                metrics.publish(msgspec.structs.replace(newest, head=head.seen()))
-            _beat(health, newest)
-
-        is_heard = metrics is not None or health.is_wanted
-        supervisor = Supervisor(farm, lease, me, _tell, publish if is_heard else None)
+        at_least = max((one.term + 1 for one in lost.values()), default=1)
+        lease.claim(at_least, _tell, reports.waits)
+        supervisor = Supervisor(
+            farm, lease, me, _tell, reports.publish if reports.are_wanted else None
+        )
 
         def stop(number: int, _frame: FrameType | None) -> None:
             health.stopping()
@@ -140,26 +132,60 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         supervisor.serve()
     finally:
         lease.close()
-        if head is not None:
+        reports.close()
+
+
+class _Reports:
+    """Reports the scheduler's health, and its metrics if they were asked for, until `close`.
+
+    Raises:
+        ConfigError: the metrics cannot be served.
+    """
+
+    def __init__(
+        self, service: ServeArguments, health: ServiceHealth, results: str, store: str
+    ) -> None:
+        self._health = health
+        self._metrics: tuple[MetricsServer, HeadWatch] | None = None
+        if service.metrics is not None:
+            with installed_packages_first("prometheus_client"):
+                server = MetricsServer(service.metrics, service.metrics_hosts)
+            _tell(f"Metrics are at {server.address}")
+            own = Path(results, OWN_FOLDER)
+            self._metrics = server, HeadWatch(service.url, results, store, own, os.environ)
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether anybody receives them."""
+        return self._metrics is not None or self._health.is_wanted
+
+    def waits(self, status: str, full_s: float) -> None:
+        """Report that the scheduler waits to begin; see `SchedulerLease.claim`."""
+        if full_s:  # until the first snapshot, the server's answer says that the scheduler is away
+            self._export(waiting_snapshot(full_s))
+        self._health.beat(is_ready=False, status=status)
+
+    def publish(self, farm: FarmSnapshot) -> None:
+        """Report the state of a farm that is served."""
+        self._export(farm)
+        running = farm.experiments.get(ExperimentState.RUNNING, 0)
+        waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
+        trouble = "Redis is away; " if farm.is_redis_away else ""
+        trouble = trouble or ("Redis is full; " if farm.redis_full_s else "")
+        status = f"{trouble}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
+        self._health.beat(is_ready=not trouble, status=status)
+
+    def close(self) -> None:
+        """Stop serving metrics."""
+        if self._metrics is not None:
+            server, head = self._metrics
             head.close()
-        if metrics is not None:
-            metrics.close()
+            server.close()
 
-
-def _beat(health: ServiceHealth, farm: FarmSnapshot) -> None:
-    running = farm.experiments.get(ExperimentState.RUNNING, 0)
-    waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
-    trouble = "Redis is away; " if farm.is_redis_away else ""
-    trouble = trouble or ("Redis is full; " if farm.redis_full_s else "")
-    status = f"{trouble}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
-    health.beat(is_ready=not trouble, status=status)
-
-
-def _metrics(listen: str, names: tuple[str, ...]) -> MetricsServer:
-    with installed_packages_first("prometheus_client"):
-        server = MetricsServer(listen, names)
-    _tell(f"Metrics are at {server.address}")
-    return server
+    def _export(self, newest: FarmSnapshot) -> None:
+        if self._metrics is not None:
+            server, head = self._metrics
+            server.publish(msgspec.structs.replace(newest, head=head.seen()))
 
 
 def _made(results: str) -> str:

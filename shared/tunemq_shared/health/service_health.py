@@ -29,6 +29,9 @@ VARIABLE: Final = "TUNEMQ_HEALTH"
 BEAT_S: Final = 1.0
 #: Size of the file, in bytes.
 SIZE: Final = 200
+#: A service that is not ready yet, because it waits for others, asks the service manager again and
+#: again for this much more time.
+_EXTENSION: Final = f"EXTEND_TIMEOUT_USEC={60_000_000}"
 #: How many reports to the watchdog fit into its timeout.
 _TOLD_WITHIN: Final = 4
 _PRIVATE: Final = 0o600
@@ -142,8 +145,11 @@ class ServiceHealth:
         if status != self._told:
             lines.append(f"STATUS={_one_line(status)}")
         now = time.monotonic()
-        if self._watchdog_s is not None and (lines or now >= self._watchdog_due):
-            lines.append("WATCHDOG=1")
+        if lines or now >= self._watchdog_due:
+            if self._watchdog_s is not None:
+                lines.append("WATCHDOG=1")
+            if not (is_ready or self._has_been_ready or self._is_stopping):
+                lines.append(_EXTENSION)
         if lines and notifier.tell(*lines):
             self._told = status
             self._has_been_ready |= is_ready

@@ -130,19 +130,26 @@ class SchedulerLease:
 
     # --- claiming ---------------------------------------------------------------------------------
 
-    def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
+    def claim(
+        self,
+        at_least: int,
+        tell: Callable[[str], None],
+        waits: Callable[[str, float], None] = lambda _status, _full_s: None,
+    ) -> int:
         """Get the lease, keep it renewed, and return the new term. Waits while Redis is full.
 
         Args:
             at_least: the lower bound of the term.
             tell: shows a line to the person at the terminal if this has to wait.
+            waits: called at least once a second while this waits, with the reason in words, and for
+                how many seconds Redis has been full; 0 if it is not.
 
         Raises:
             RedisUnavailable: Redis cannot be reached.
             SchedulerSuperseded: another scheduler runs on this farm; names it.
         """
         self._connection.connect()
-        replaced, seen, is_told, is_full = b"", b"", False, False
+        replaced, seen, is_told, full_since = b"", b"", False, 0.0
         deadline = time.monotonic() + 2 * TTL_S
         while True:
             term = max(at_least, int(time.time()))
@@ -150,12 +157,13 @@ class SchedulerLease:
             try:
                 answer = self._ask(_CLAIM, str(term), self._value(), replaced, lasts)
             except RedisFull as full:
-                if not is_full:
-                    is_full = True
+                if not full_since:
+                    full_since = time.monotonic()
                     tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
                 # Other clients may have filled it with data that only a scheduler deletes. Without
                 # a generation, nodes register again.
                 self._connection.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
+                waits("Redis is full; waiting for room", time.monotonic() - full_since)
                 time.sleep(_FULL_RETRY_S)
                 deadline = time.monotonic() + 2 * TTL_S
                 continue
@@ -187,6 +195,7 @@ class SchedulerLease:
                     f"Another scheduler had this farm: {holder or 'an unknown one'}. Waiting until"
                     f" its lease runs out, {TTL_S:g} s at the most."
                 )
+            waits("another scheduler had this farm; waiting until its lease runs out", 0.0)
             time.sleep(_RETRY_S)
         self.term = answer
         self._looked_at = time.monotonic()

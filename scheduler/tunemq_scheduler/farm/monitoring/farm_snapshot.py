@@ -6,6 +6,7 @@ any time.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from itertools import accumulate
 from typing import Final
@@ -84,6 +85,8 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         traffic: store requests of the scheduler's processes.
         store_uses: for each experiment with a process, its store requests and waiting trials.
         head: the scheduler's machine.
+        is_known: whether the scheduler serves the farm; until then, only values of the scheduler
+            itself, of Redis and of ``head`` are true.
     """
 
     at: float
@@ -101,6 +104,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     head: HeadSnapshot = HeadSnapshot()
     redis_full_s: float = 0.0
     troubles: dict[str, str] = {}
+    is_known: bool = True
 
 
 class TurnTimes:
@@ -118,3 +122,19 @@ class TurnTimes:
     def so_far(self) -> tuple[tuple[int, ...], float]:
         """Return the counts and the sum; see `FarmSnapshot.turns`."""
         return tuple(accumulate(self._counts)), self._sum
+
+
+def waiting_snapshot(redis_full_s: float) -> FarmSnapshot:
+    """Return the snapshot of a scheduler that waits to begin, because Redis is full."""
+    return FarmSnapshot(
+        at=time.time(),
+        experiments={},
+        trials={},
+        results=0,
+        turns=TurnTimes().so_far(),
+        is_redis_away=False,
+        redis_full_s=redis_full_s,
+        nodes=(),
+        accounts=(),
+        is_known=False,
+    )

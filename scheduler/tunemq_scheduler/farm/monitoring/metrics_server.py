@@ -79,8 +79,9 @@ class MetricsServer:
         self._server.server_close()
 
     def publish(self, newest: FarmSnapshot) -> None:
-        """Set the snapshot to serve."""
+        """Set the snapshot to serve; before the first one, requests are answered by 503."""
         self._newest = newest
+        self._server.has_metrics = True
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics; called by the Prometheus client."""
@@ -112,6 +113,9 @@ class _Handler(WSGIRequestHandler):
         except UntrustedRequest as rejection:
             self.send_error(HTTPStatus.FORBIDDEN, explain=str(rejection))
             return False
+        if not self.server.has_metrics:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain="the scheduler begins")
+            return False
         self.server.has_asked[self.connection] = True
         return True
 
@@ -129,6 +133,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, listening: socket.socket, trusted: TrustedRequests) -> None:
         self.trusted = trusted
+        #: Whether there is something to serve. Prometheus takes an answer without it for health.
+        self.has_metrics = False
         socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
         self.socket = listening
         self.server_name, self.server_port = "", listening.getsockname()[1]

@@ -77,9 +77,12 @@ _OF_OWNER: Final[Mapping[str, tuple[str, str, Callable[[OwnerAccount], float]]]]
 
 
 def metrics_of(farm: FarmSnapshot) -> Iterator[Metric]:
-    """Yield all metrics of a farm at one moment."""
-    yield from _of_experiments(farm)
+    """Yield all known metrics of a farm at one moment."""
     yield from _of_scheduler(farm)
+    yield from _of_head(farm)
+    if not farm.is_known:
+        return
+    yield from _of_experiments(farm)
     states = dict.fromkeys(_NODE_STATES, 0)
     nodes: dict[str, NodeSnapshot] = {}
     for node in farm.nodes:
@@ -90,7 +93,6 @@ def metrics_of(farm: FarmSnapshot) -> Iterator[Metric]:
     about = "Nodes in each state."
     yield _gauge("nodes", about, {(state,): count for state, count in states.items()}, "state")
     yield from _of_stores(farm, nodes)
-    yield from _of_head(farm)
     yield from _of_nodes(nodes)
     yield from _of_gpus(nodes)
     yield from _of_owners(farm)

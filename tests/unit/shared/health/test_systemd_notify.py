@@ -33,7 +33,7 @@ def test_ready_is_sent_once_and_the_status_when_it_changes(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     for is_ready, status in ((False, "a"), (True, "a"), (True, "a"), (False, "b"), (True, "b")):
         health.beat(is_ready=is_ready, status=status)
-    assert manager.messages() == ["STATUS=a", "READY=1", "STATUS=b"]
+    assert manager.messages() == ["STATUS=a\nEXTEND_TIMEOUT_USEC=60000000", "READY=1", "STATUS=b"]
 
 
 def test_stopping_is_sent_once(manager, notifier):
@@ -53,7 +53,7 @@ def test_service_that_stops_before_it_was_ready_does_not_send_ready(manager, not
 def test_status_is_one_line_whatever_its_text(manager, notifier):
     health = ServiceHealth("worker", notifier=notifier)
     health.beat(is_ready=False, status="a\nMAINPID=1\n b")
-    assert manager.messages() == ["STATUS=a MAINPID=1 b"]
+    assert manager.lines()[0] == "STATUS=a MAINPID=1 b"
 
 
 def test_watchdog_is_notified_a_few_times_per_period(manager, notifier, monkeypatch):
@@ -81,6 +81,26 @@ def test_status_that_changes_often_does_not_keep_the_watchdog_from_its_messages(
             told_at = now
         assert now - told_at <= 5.0
         now += 1.0
+
+
+def test_service_that_waits_for_its_start_extends_the_timeout_until_it_is_ready_or_stops(
+    manager, notifier, monkeypatch
+):
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    health = ServiceHealth("scheduler", notifier=notifier, watchdog_s=60.0)
+    for _ in range(31):
+        health.beat(is_ready=False, status="Redis is full")
+        now += 1.0
+    assert manager.lines().count("EXTEND_TIMEOUT_USEC=60000000") == 3
+    health.beat(is_ready=True, status="")
+    now += 60.0
+    health.beat(is_ready=False, status="Redis is away")
+    assert manager.lines().count("EXTEND_TIMEOUT_USEC=60000000") == 3
+    other = ServiceHealth("scheduler", notifier=notifier)
+    other.stopping()
+    other.beat(is_ready=False, status="ending")
+    assert manager.lines().count("EXTEND_TIMEOUT_USEC=60000000") == 3
 
 
 def test_restarted_manager_gets_later_messages(manager, notifier):

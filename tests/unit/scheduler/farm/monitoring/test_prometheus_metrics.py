@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import msgspec
@@ -25,6 +26,7 @@ from tunemq_scheduler.farm.monitoring.farm_snapshot import (
     HeadSnapshot,
     NodeSnapshot,
     TurnTimes,
+    waiting_snapshot,
 )
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
 from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
@@ -164,6 +166,15 @@ def test_metrics_of_a_farm_include_experiments_nodes_and_owners():
     assert {key: samples.get(key) for key in expected} == expected
 
 
+def test_scheduler_that_waits_for_a_full_redis_tells_no_state_of_the_farm():
+    samples = said(waiting_snapshot(31.5))
+    assert samples["tunemq_redis_full_seconds{}"] == 31.5
+    assert samples["tunemq_redis_away{}"] == 0
+    assert samples["tunemq_scheduler_said_timestamp_seconds{}"] == pytest.approx(time.time(), abs=5)
+    farm = ("tunemq_nodes", "tunemq_node_", "tunemq_experiments", "tunemq_trials", "tunemq_results")
+    assert not [key for key in samples if key.startswith(farm)]
+
+
 def test_values_that_a_node_does_not_report_are_left_out():
     silent = NodeSnapshot(ROW, NodeMetrics(), 0.0)
     samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
@@ -202,6 +213,7 @@ def test_loop_turns_are_counted_by_duration():
 @pytest.fixture
 def server():
     server = MetricsServer("127.0.0.1:0")
+    server.publish(FARM)
     yield server
     server.close()
 
@@ -214,12 +226,15 @@ def scraped(server: MetricsServer) -> dict[str, float]:
     return {one.name: one.value for family in families for one in family.samples}
 
 
-def test_without_a_farm_only_process_metrics_are_shown(server):
+def test_server_without_a_snapshot_answers_503_and_then_serves_the_newest():
+    server = MetricsServer("127.0.0.1:0")
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        scraped(server)  # Prometheus counts that as down
+    server.publish(FARM)
     samples = scraped(server)
     assert samples["process_resident_memory_bytes"] > 0
-    assert "tunemq_results_total" not in samples
-    server.publish(FARM)
-    assert scraped(server)["tunemq_results_total"] == 42
+    assert samples["tunemq_results_total"] == 42
+    server.close()
 
 
 def test_silent_client_is_disconnected_soon(server, monkeypatch):
@@ -243,6 +258,7 @@ def test_silent_client_is_disconnected_soon(server, monkeypatch):
 )
 def test_metrics_server_rejects_requests_for_a_foreign_name_or_from_a_page(headers, status):
     server = MetricsServer("127.0.0.1:0", ["scheduler"])
+    server.publish(FARM)
     port = int(server.address.rpartition(":")[2].partition("/")[0])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics", headers=headers)
