@@ -76,7 +76,7 @@ def keep_logs_short(timers: Reactor, disk: DiskJobs, folder: str) -> None:
             _log.warning("log.not_capped problem=%r", str(problem))
         timers.after(PERIOD_S, partial(keep_logs_short, timers, disk, folder))
 
-    disk.run(lambda: cap_logs(folder), again, again)
+    disk.run(folder, lambda: cap_logs(folder), again, again)
 
 
 def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:

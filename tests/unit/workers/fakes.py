@@ -91,7 +91,7 @@ class FakeDisk:
     def __init__(self):
         self.done = []
 
-    def run(self, job, then, failed=None):
+    def run(self, place, job, then, failed=None):
         try:
             result = job()
         except OSError as problem:

@@ -23,7 +23,7 @@ class Disk:
     def __init__(self) -> None:
         self.problem: OSError | None = None
 
-    def run(self, job, then, failed=None):
+    def run(self, place, job, then, failed=None):
         if self.problem is not None:
             failed(self.problem)
         else:

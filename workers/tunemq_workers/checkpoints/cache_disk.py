@@ -31,6 +31,8 @@ TRASH: Final = ".tunemq-trash-"
 
 #: How long the files of one checkpoint are counted: meanwhile the node's other disk jobs wait.
 _COUNT_S: Final = 0.5
+#: Seconds for reading a cache that an earlier node left.
+_TAKE_OVER_S: Final = 60.0
 #: How many of them are counted: the node remembers the size of each.
 _MAX_NAMES: Final = 100_000
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
@@ -62,20 +64,23 @@ def take_over(root: str) -> CacheContents:
 
     The least recently used one comes first.
     Checkpoints that were never committed belonged to an earlier node; the scheduler forgot them
-    with that node.
+    with that node. A trial can make others, whose reading takes long: what is left after a while is
+    removed unread, because the store has it.
 
     Raises:
         OSError: the folder cannot be created or read.
     """
     os.makedirs(root, mode=0o700, exist_ok=True)
     StagingFolder(Path(root)).remove_leftovers()
-    found = []
+    found: list[LeftoverCheckpoint] = []
+    deadline = time.monotonic() + _TAKE_OVER_S
     for folder in _folders(root):
         if folder.name == STAGING:
             continue
         for entry in _folders(folder.path):
             key = f"{folder.name}/{entry.name}"
-            if encodable(key) != key:  # a trial made it: no checkpoint has such a name
+            # A trial made it: no checkpoint has such a name.
+            if encodable(key) != key or time.monotonic() > deadline:
                 _remove_if_possible(root, key)
                 continue
             committed = os.path.join(entry.path, COMMITTED)

@@ -72,7 +72,7 @@ class CacheFolders:
             root = os.path.join(self._folder, name)
             # The folder may belong to a user who keeps other things in it.
             if name.startswith(TRASH):
-                self._disk.run(partial(cache_disk.remove_folder, root), do_nothing)
+                self._disk.run(root, partial(cache_disk.remove_folder, root), do_nothing)
             elif _FOLDER.fullmatch(name):  # a trial made all others
                 events_key = unquote(name)
                 self._add(root, events_key, is_ours=True)
@@ -114,7 +114,8 @@ class CacheFolders:
         folder = self._folders[root] = _Folder(root, events_key, is_ours)
         self._count()
         job = partial(cache_disk.take_over, root)
-        self._disk.run(job, partial(self._opened, folder), partial(self._not_opened, folder))
+        opened, failed = partial(self._opened, folder), partial(self._not_opened, folder)
+        self._disk.run(root, job, opened, failed)
         return folder
 
     def _opened(self, folder: _Folder, left: CacheContents) -> None:
@@ -139,7 +140,7 @@ class CacheFolders:
         self._count()
         self._cache.forget(folder.root)
         if folder.is_ours:
-            self._disk.run(partial(cache_disk.remove_folder, folder.root), do_nothing)
+            self._disk.run(folder.root, partial(cache_disk.remove_folder, folder.root), do_nothing)
 
     def _count(self) -> None:
         self.events_keys = tuple({folder.events_key for folder in self._folders.values()})

@@ -195,7 +195,8 @@ class CheckpointCache:
         if cached.is_gone:
             return
         self._forget(cached)
-        self._disk.run(partial(cache_disk.remove, cached.root, cached.key), do_nothing)
+        job = partial(cache_disk.remove, cached.root, cached.key)
+        self._disk.run(cached.root, job, do_nothing)
 
     def forget(self, root: str) -> None:
         """Forget all checkpoints of a folder; its files stay on the disk."""
@@ -220,7 +221,7 @@ class CheckpointCache:
         if cached is not None:
             self._measuring.add(trial)
             job = partial(cache_disk.measure, cached.root, cached.key)
-            self._disk.run(job, partial(self._measured, cached))
+            self._disk.run(cached.root, job, partial(self._measured, cached))
 
     def _drop_older(self, trial: tuple[str, str], spare: CachedCheckpoint | None = None) -> None:
         """Remove copies older than the trial's newest ones, unless they are in use."""

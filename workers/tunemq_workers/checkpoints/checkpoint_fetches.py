@@ -109,7 +109,7 @@ class CheckpointFetches:
             arrival = self._arrivals[place] = _Download()
             job = partial(cache_disk.remove, *place)
             failed = partial(self._no_place, place)
-            self._disk.run(job, lambda _: self._clear(place), failed)
+            self._disk.run(question.root, job, lambda _: self._clear(place), failed)
         arrival.questions[question.process.name] = question
         if arrival.is_clear:
             self._order(question)

@@ -144,7 +144,7 @@ class CheckpointRequests:
         if self._backpressure.is_writing(name):
             folder = os.path.basename(guest.process.start.folder)
             job = partial(cache_disk.remove_strays, guest.root, folder, guest.key[1], guest.written)
-            self._disk.run(job, do_nothing)
+            self._disk.run(guest.root, job, do_nothing)
         if guest.newest is not None:
             self._cache.release(guest.newest, name)
         self._fetches.leave(name)
@@ -233,7 +233,7 @@ class CheckpointRequests:
             return
         self._counting[guest.trial] = None
         job = partial(cache_disk.count_bytes, guest.root, said.key)
-        self._disk.run(job, partial(self._counted, guest, said))
+        self._disk.run(guest.root, job, partial(self._counted, guest, said))
 
     def _counted(self, guest: _TrialClient, said: CheckpointWritten, counted: CountedBytes) -> None:
         """Correct the size that a process named for its checkpoint; a false one fails the trial."""

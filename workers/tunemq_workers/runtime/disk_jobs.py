@@ -1,4 +1,4 @@
-"""`DiskJobs`: runs slow disk jobs of a node in a thread."""
+"""`DiskJobs`: runs slow disk jobs of a node in threads, one for each place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
 
-#: A job that takes longer, with those before it, is late.
+#: A job that takes longer, with those before it at its place, is late.
 _LATE_S: Final = 30.0
 
 _T = TypeVar("_T")
@@ -21,24 +21,46 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class DiskJobs:
-    """Run disk jobs one after another in a thread; the reactor gets their results.
+class _Place:
+    """The jobs at one place, and the thread that runs them one after another."""
 
-    The thread starts with the first job.
+    def __init__(self) -> None:
+        #: When each job that is not done was queued.
+        self.queued: deque[float] = deque()
+        self.is_late = False
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="disk jobs", daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self.queued.append(time.monotonic())
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class DiskJobs:
+    """Run disk jobs in threads; the reactor gets their results.
+
+    Jobs at one place, such as a search's cache, run one after another. Jobs at other places do not
+    wait for them: a trial can make files that take long to look at.
     """
 
     def __init__(self, reactor: Reactor) -> None:
-        #: Takes a warning when jobs are late, once until they are not.
+        #: Takes a warning when jobs are late, once at each place until they are not.
         self.on_late: Callable[[str], object] = do_nothing
         self._reactor = reactor
-        #: When each job that is not done was queued.
-        self._queued: deque[float] = deque()
-        self._is_watched = self._is_late = False
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="disk jobs", daemon=True)
+        #: The places that have jobs.
+        self._places: dict[str, _Place] = {}
+        self._is_watched = False
 
     def run(
         self,
+        place: str,
         job: Callable[[], _T],
         then: Callable[[_T], object],
         failed: Callable[[OSError], object] | None = None,
@@ -52,36 +74,36 @@ class DiskJobs:
                 call = partial(failed or _log_failure, problem)
             else:
                 call = partial(then, result)
-            self._reactor.post(partial(self._done, call))
+            self._reactor.post(partial(self._done, place, call))
 
-        if not self._thread.is_alive():
-            self._thread.start()
-        self._queued.append(time.monotonic())
-        self._jobs.put(perform)
+        if place not in self._places:
+            self._places[place] = _Place()
+        self._places[place].put(perform)
         if not self._is_watched:
             self._is_watched = True
             self._reactor.after(_LATE_S, self._look)
 
-    def _done(self, call: Callable[[], object]) -> None:
-        self._queued.popleft()
+    def _done(self, place: str, call: Callable[[], object]) -> None:
+        jobs = self._places[place]
+        jobs.queued.popleft()
         call()
+        if not jobs.queued:
+            jobs.end()
+            del self._places[place]
 
     def _look(self) -> None:
-        was_late = self._is_late
-        self._is_late = bool(self._queued) and time.monotonic() - self._queued[0] >= _LATE_S
-        if self._is_late and not was_late:
-            _log.warning("disk.late jobs=%d", len(self._queued))
-            self.on_late(
-                f"The disk jobs of this node take longer than {_LATE_S:g} s, and its trials wait"
-                " for them: its disk is slow, or a trial makes very many files."
-            )
-        self._is_watched = bool(self._queued)
+        for place, jobs in self._places.items():
+            was_late = jobs.is_late
+            jobs.is_late = time.monotonic() - jobs.queued[0] >= _LATE_S
+            if jobs.is_late and not was_late:
+                _log.warning("disk.late place=%s jobs=%d", place, len(jobs.queued))
+                self.on_late(
+                    f"The disk jobs of this node at {place} take longer than {_LATE_S:g} s, and"
+                    " trials wait for them: its disk is slow, or a trial makes very many files."
+                )
+        self._is_watched = bool(self._places)
         if self._is_watched:
             self._reactor.after(_LATE_S, self._look)
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
 
 
 def _log_failure(problem: OSError) -> None:

@@ -90,7 +90,9 @@ class DependencyFetcher:
 
     def start(self) -> None:
         """Find the blobs that an earlier node left."""
-        self._disk.run(partial(_take_over, self._folder, self._leftovers), self._looked)
+        self._disk.run(
+            self._folder, partial(_take_over, self._folder, self._leftovers), self._looked
+        )
 
     def find(self, start: TrialSpec) -> TrialSpec | None:
         """Return the order with this node's paths, if all its blobs are here; None otherwise."""
@@ -172,7 +174,7 @@ class DependencyFetcher:
     def _arrived(self, path: str) -> None:
         if path not in self._sizes:
             self._sizes[path] = 0
-            self._disk.run(partial(_size_of, path), partial(self._measured, path))
+            self._disk.run(self._folder, partial(_size_of, path), partial(self._measured, path))
 
     def _measured(self, path: str, size: int) -> None:
         if path in self._sizes:
@@ -194,7 +196,7 @@ class DependencyFetcher:
         except OSError as problem:
             _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
         else:
-            self._disk.run(partial(_delete, trash), do_nothing)
+            self._disk.run(self._folder, partial(_delete, trash), do_nothing)
 
     def _path(self, need: _RequiredBlob) -> str:
         return os.path.join(self._folder, CODE if need.is_bundle else BLOBS, need.ref.sha256)

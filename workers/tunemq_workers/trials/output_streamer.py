@@ -94,7 +94,7 @@ class OutputStreamer:
         self._completed.clear()
         if due:
             self._is_under_way = True
-            self._disk.run(partial(_read, due, dict(self._offsets)), self._read)
+            self._disk.run("output", partial(_read, due, dict(self._offsets)), self._read)
 
     def _read(self, pieces: list[tuple[str, str, OutputChunk]]) -> None:
         for folder, _, piece in pieces:

@@ -101,7 +101,7 @@ class TrialFiles:
 
     def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
         """Remove the copies of checkpoints that a killed trial process could not remove."""
-        self._disk.run(partial(remove_copies, start.folder, trial[1]), do_nothing)
+        self._disk.run(start.folder, partial(remove_copies, start.folder, trial[1]), do_nothing)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
         folder, _ = key
@@ -131,7 +131,7 @@ class TrialFiles:
         except OSError as problem:  # the trial may have changed its permissions
             _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
             return
-        self._disk.run(partial(_remove, trash), do_nothing)
+        self._disk.run(folder, partial(_remove, trash), do_nothing)
 
     def _printing(self) -> Iterator[OutputSource]:
         for trial, start in self.running_trials():

@@ -32,6 +32,20 @@ def test_take_over_of_a_cache_skips_an_entry_that_is_not_utf8_and_cannot_be_remo
     assert not plain.exists()
 
 
+def test_take_over_removes_what_it_cannot_read_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial can put any number of large manifests into its search's cache."""
+    for number in range(3):
+        files = tmp_path / "t" / f"checkpoint_1-{number:06d}" / "files"
+        files.mkdir(parents=True)
+        (files.parent / "committed.json").write_text("{}")
+    assert len(cache_disk.take_over(str(tmp_path)).checkpoints) == 3
+    monkeypatch.setattr(cache_disk, "_TAKE_OVER_S", -1.0)
+    assert cache_disk.take_over(str(tmp_path)).checkpoints == []
+    assert not list(tmp_path.glob("t/*"))
+
+
 def test_take_over_of_a_cache_with_a_leased_manifest_removes_that_checkpoint(
     tmp_path: Path,
 ) -> None:

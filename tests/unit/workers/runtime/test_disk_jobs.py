@@ -13,14 +13,47 @@ from tunemq_workers.runtime.reactor import Reactor, do_nothing
 
 def test_late_disk_jobs_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_jobs, "_LATE_S", 0.05)
-    monkeypatch.setattr(DiskJobs, "_work", lambda jobs: [jobs._jobs.get()() for _ in range(2)])
     reactor, is_over = Reactor(), threading.Event()
     warnings: list[str] = []
     jobs = DiskJobs(reactor)
     jobs.on_late = warnings.append
-    jobs.run(is_over.wait, do_nothing)
-    jobs.run(lambda: "result", lambda _: reactor.stop())
+    jobs.run("/cache/a", is_over.wait, do_nothing)
+    jobs.run("/cache/a", lambda: "result", lambda _: reactor.stop())
     reactor.after(0.5, is_over.set)
     reactor.run(do_nothing)
     assert len(warnings) == 1
+    assert "at /cache/a take longer" in warnings[0]
     assert "a trial makes very many files" in warnings[0]
+
+
+def test_job_that_hangs_holds_up_its_own_place_only() -> None:
+    reactor, is_over = Reactor(), threading.Event()
+    done: list[str] = []
+    jobs = DiskJobs(reactor)
+    jobs.run("/cache/a", is_over.wait, lambda _: done.append("hung"))
+    jobs.run("/cache/a", lambda: "a", done.append)
+    jobs.run("/cache/b", lambda: "b", lambda told: (done.append(told), is_over.set()))
+    jobs.run("/cache/a", lambda: "last", lambda _: reactor.stop())
+    reactor.run(do_nothing)
+    assert done == ["b", "hung", "a"]
+
+
+def test_jobs_that_follow_a_result_run_at_a_place_whose_jobs_were_done() -> None:
+    reactor = Reactor()
+    jobs = DiskJobs(reactor)
+    results: list[int] = []
+
+    def again(result: int) -> None:
+        results.append(result)
+        if result == 3:
+            reactor.stop()
+        else:
+            jobs.run("/cache", lambda: result + 1, again)
+
+    jobs.run("/cache", lambda: 1, again)
+    reactor.run(do_nothing)
+    assert results == [1, 2, 3]
+    before = threading.active_count()
+    jobs.run("/cache", lambda: 1, lambda _: reactor.stop())
+    reactor.run(do_nothing)
+    assert threading.active_count() <= before + 1
