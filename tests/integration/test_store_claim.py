@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.own_store import own_bucket, server
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.storage import store_claim
 from tunemq_scheduler.storage.run_record import RunRecord, store_record
 from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_shared.base.errors import ConfigError, RunSuperseded, StoreError
+from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.signing.key_files import journal_signer
+
+__all__ = ["own_bucket", "server"]
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +71,34 @@ def test_expired_claim_check_is_repeated_at_once(address, clock):
     first.expire()
     with pytest.raises(RunSuperseded):
         first.check()
+
+
+def test_check_does_not_wait_for_the_check_of_another_thread(server, own_bucket):
+    """A transfer's check may wait for a store that is away for as long as the transfer may."""
+    claim = StoreClaim(server.address(own_bucket, "search"), SIGNER)
+    claim.write(a_record())
+    claim.expire()
+    server.freeze()
+    patient = CancelToken(600.0)
+
+    def check(cancel: CancelToken) -> threading.Thread:
+        def checks() -> None:
+            with contextlib.suppress(StoreError):
+                claim.check(cancel)
+
+        thread = threading.Thread(target=checks, daemon=True)
+        thread.start()
+        return thread
+
+    waiting = check(patient)
+    check(CancelToken(1.0)).join(60)  # by now the other one reads, too
+    brief = check(CancelToken(1.0))
+    brief.join(60)
+    assert waiting.is_alive()
+    assert not brief.is_alive()
+    patient.cancel()
+    server.thaw()
+    waiting.join()
 
 
 def test_superseded_run_does_not_write_over_the_record_of_the_later_one(address):

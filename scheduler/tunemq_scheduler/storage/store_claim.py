@@ -8,7 +8,6 @@ the store from then on.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from typing import Final
 
@@ -41,7 +40,6 @@ class StoreClaim:
         #: The record of the run that took over the store.
         self._later: RunRecord | None = None
         self._read_at = -math.inf
-        self._reading = threading.Lock()
 
     @property
     def is_superseded(self) -> bool:
@@ -122,17 +120,17 @@ class StoreClaim:
             )
 
     def _read(self, cancel: CancelToken | None) -> None:
-        with self._reading:
-            began = _now()
-            if self._record is None or began - self._read_at <= FRESH_S:
-                return
-            try:
-                stored = self.stored(cancel)
-            except JournalError as error:
-                raise StoreError(str(error)) from error
-            if stored is not None and stored.holder.token != self._record.holder.token:
-                self._later = stored
-            self._read_at = began
+        """Read the record, unless it is fresh; no caller waits for another's read."""
+        began = _now()
+        if self._record is None or began - self._read_at <= FRESH_S:
+            return
+        try:
+            stored = self.stored(cancel)
+        except JournalError as error:
+            raise StoreError(str(error)) from error
+        if stored is not None and stored.holder.token != self._record.holder.token:
+            self._later = stored
+        self._read_at = began
 
 
 def _is_other(stored: RunRecord, ours: RunRecord) -> bool:

@@ -139,6 +139,10 @@ class FairShareAllocator:
             self._members[name].is_expected = True
             self._members.expected[name] = None
 
+    def waits_for(self, name: str) -> bool:
+        """Return whether all offers wait for the report of an experiment."""
+        return name in self._members.expected
+
     def experiment_restarted(self, name: str) -> None:
         """Repeat an experiment's offers, because its new process may not have them."""
         if name in self._members:

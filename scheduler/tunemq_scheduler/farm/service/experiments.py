@@ -55,6 +55,8 @@ _HANGS_AT_MOST: Final = 3
 _LAST_STEPS_S: Final = 3600.0
 #: Nodes end unwanted trials within this time; only then are their slots free.
 _FREED_AFTER_S: Final = 10.0
+#: For how long trials of a search whose process cannot start block the offers to all others.
+_REPORTS_WITHIN_S: Final = 120.0
 #: The kinds of trouble in words, and how many experiments an explanation names.
 _TROUBLES: Final = MappingProxyType(
     {"silent": "does not answer", "failing": "fails", "version": "waits for another version"}
@@ -89,6 +91,7 @@ class _ExperimentRun:
         is_silent: whether people were informed that its process is silent.
         hangs: how many of its processes were ended for silence.
         is_aborted: whether the current process was ended for silence.
+        failing_since: since when none of its processes has said what its trials hold.
     """
 
     name: str
@@ -110,6 +113,7 @@ class _ExperimentRun:
     is_silent: bool = False
     hangs: int = 0
     is_aborted: bool = False
+    failing_since: float | None = None
 
 
 class RunningExperiments:
@@ -272,6 +276,8 @@ class RunningExperiments:
                 del self._leaving[name]
                 self._looked_at = None
                 self._allocator.experiment_gone(name)
+                if name in self._running:
+                    self._add_to_allocator(name)
         self._start_waiting()
 
     def save(self) -> None:
@@ -367,9 +373,10 @@ class RunningExperiments:
         if entry.name in self._lost:
             self._lost.remove(entry.name)
             self._allocator.experiment_gone(entry.name)  # until now it had no owner
-        self._allocator.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
+        self._add_to_allocator(entry.name)
         if entry.name in self._streams.keys:
             self._allocator.expect(entry.name)
+            one.failing_since = time.monotonic()
         self._begin(one, is_first=True)
 
     def _begin(self, one: _ExperimentRun, *, is_first: bool) -> None:
@@ -408,7 +415,7 @@ class RunningExperiments:
                 one.waits = ""
                 self._queue.explain(one.name, "")
         if connection.usage is not None and connection.usage is not one.usage:
-            one.usage = connection.usage
+            one.usage, one.failing_since = connection.usage, None
             self._allocator.usage(one.name, one.pace.heard(connection.usage, time.monotonic()))
         for line in connection.take_notices():
             self._notices(f"{one.name}: {line}")
@@ -527,6 +534,7 @@ class RunningExperiments:
             self._notices(f"{one.name} waits: {why}")
             self._queue.explain(one.name, f"waits: {why}")
         one.restart_at = time.monotonic() + _RESTART_S[1]
+        self._unblock_others(one)
 
     def _try_again(self, one: _ExperimentRun, process_exit: ExperimentExit) -> None:
         if _is_steady(one):
@@ -550,6 +558,32 @@ class RunningExperiments:
         pause = backoff_s(one.ends, *_RESTART_S)
         self._notices(f"{one.name}: {process_exit.text}; it is restarted in {pause:g} s.")
         one.restart_at = time.monotonic() + pause
+        self._unblock_others(one)
+
+    def _unblock_others(self, one: _ExperimentRun) -> None:
+        """End the trials of a search that ran under the previous supervisor and cannot start.
+
+        The allocator offers nothing until it knows what they hold. They continue from their
+        checkpoints once the search starts.
+        """
+        now = time.monotonic()
+        one.failing_since = one.failing_since or now
+        key = self._streams.keys.get(one.name)
+        is_due = now - one.failing_since >= _REPORTS_WITHIN_S
+        if key is None or not (is_due and self._allocator.waits_for(one.name)):
+            return
+        self._notices(
+            f"{one.name}: its process cannot start, so nobody knows which slots its trials hold."
+            " They are ended for the other searches, and continue from their checkpoints later."
+        )
+        self._end_trial_processes(key)
+        self._streams.drop(one.name)
+        self._leaving[one.name] = now + _FREED_AFTER_S
+        one.restart_at = max(one.restart_at, now + _FREED_AFTER_S)
+
+    def _add_to_allocator(self, name: str) -> None:
+        if (entry := self._queue.get(name)) is not None:
+            self._allocator.experiment_added(name, entry.owner, entry.priority, entry.number)
 
     def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
         """Record the final state of an experiment that has no process any more."""

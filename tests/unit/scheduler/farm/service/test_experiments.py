@@ -76,13 +76,16 @@ class Farm:
         self.processes: list[Process] = []
         #: The error with which the start of a process fails; None where it succeeds.
         self.refusal: OSError | None = None
+        #: The streams whose trials were ended.
+        self.ended: list[str] = []
+        self.allocator = FairShareAllocator(FarmSettings())
         self.queue = ExperimentQueue(folder / "experiments")
         self.experiments = RunningExperiments(
             folder,
             self.queue,
-            FairShareAllocator(FarmSettings()),
+            self.allocator,
             self._start,
-            end_trial_processes=lambda key: None,
+            end_trial_processes=self.ended.append,
             folders=ResultsFolders(folder, folder / "trash", str(folder)),
             max_running=max_running,
             pause_grace_s=30.0,
@@ -250,6 +253,36 @@ def test_process_that_should_stop_is_killed_also_by_the_next_scheduler(farm, mon
     assert process.code == -signal.SIGKILL
     farm.experiments.turn()
     assert farm.queue.get("hangs").state is State.STOPPED
+
+
+def test_search_that_cannot_start_after_a_restart_blocks_others_only_for_a_while(
+    farm, tmp_path, monkeypatch
+):
+    """Its trials run on nodes, and only its process knows which slots they hold."""
+    monkeypatch.setattr(experiments_module, "_RESTART_S", (0.0, 0.0))
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    _begin(farm)
+    farm.end()
+
+    again = Farm(tmp_path)
+    again.refusal = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    again.experiments.take_up()
+    again.experiments.turn()
+    assert again.allocator.waits_for("x")
+    assert again.ended == []
+    monkeypatch.setattr(experiments_module, "_REPORTS_WITHIN_S", 0.0)
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    again.experiments.turn()
+    again.experiments.turn()
+    assert again.ended == [redis_keys.events(farm.queue.get("x").id)]
+    assert not again.allocator.waits_for("x")
+
+    again.refusal = None
+    again.experiments.turn()
+    assert len(again.processes) == 1
+    assert again.queue.get("x").state is State.RUNNING
+    again.end()
 
 
 def test_search_stopped_by_a_user_is_not_preempted(tmp_path):
