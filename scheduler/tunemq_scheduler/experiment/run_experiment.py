@@ -93,6 +93,9 @@ class Experiment:
         self._run_number = 1
         #: This run's record, once it is written.
         self._own_record: RunRecord | None = None
+        #: The newest search, and whether the store has all of an ended one.
+        self._search_run: SearchRun | None = None
+        self._is_copied = False
 
     def run(self) -> ResultGrid:
         """Run it on an embedded farm.
@@ -215,6 +218,7 @@ class Experiment:
         """
         event = resumption(opened, options, self._settings)
         before = read_record(self.folder)
+        self._is_copied = before is not None and before.is_copied
         is_over = before is not None and (before.is_over or before.holder.is_gone)
         if is_over or not self._store_address:
             return event
@@ -241,7 +245,9 @@ class Experiment:
             yield
         finally:
             if self._own_record is not None:
-                over = msgspec.structs.replace(self._own_record, is_over=True)
+                over = msgspec.structs.replace(
+                    self._own_record, is_over=True, is_copied=self._is_copied
+                )
                 with contextlib.suppress(JournalError):  # a full disk: the next run checks
                     write_record(self.folder, over)
 
@@ -257,10 +263,14 @@ class Experiment:
         """Return the results of an experiment without remaining work; end unwanted trials."""
         runner, repair = opened.runner, opened.repair
         has_notices = repair is not None and bool(repair.notices)
-        if has_notices or any(not trial.is_finished for trial in runner.live.values()):
+        is_copied = self._is_copied or not self._store_address
+        is_all_finished = all(trial.is_finished for trial in runner.live.values())
+        if has_notices or not (is_copied and is_all_finished):
             with self._copied(opened) as copy:
                 search = self._search(opened.plan, InProcessExecutor({}), opened, copy)
                 with search.shown(lambda: True):
+                    if not is_copied:
+                        search.copy_everything()
                     search.loop.resume(event)
         return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
 
@@ -316,7 +326,7 @@ class Experiment:
         copy: JournalCopy | None,
         max_trials: int | None = None,
     ) -> SearchRun:
-        return SearchRun(
+        self._search_run = SearchRun(
             self.prepared,
             plan,
             executor,
@@ -326,6 +336,7 @@ class Experiment:
             max_trials=max_trials,
             nodes_may_come=self._settings.nodes_may_come,
         )
+        return self._search_run
 
     @contextlib.contextmanager
     def _copied(
@@ -362,6 +373,7 @@ class Experiment:
                 yield copy
             finally:
                 copy.close()
+                self._is_copied = self._search_run is not None and self._search_run.is_copied
 
 
 def storage_for(prepared: PreparedSearch) -> StorageLocation:

@@ -43,6 +43,7 @@ class SearchRun:
     Attributes:
         is_over: whether the loop has ended.
         is_killed: whether to skip everything that remains; set by `drop`.
+        is_copied: whether the store has all of the ended search.
 
     Args:
         prepared: its checked input.
@@ -68,7 +69,7 @@ class SearchRun:
         nodes_may_come: bool = False,
     ) -> None:
         run, tune = prepared.run, prepared.tune
-        self.is_over = self.is_killed = self._has_given_up = False
+        self.is_over = self.is_killed = self.is_copied = self._has_given_up = False
         self._prepared, self._opened, self._claim = prepared, opened, claim
         self._copy = copy
         #: Deletions, each with the turn that must be in the journal's copy first.
@@ -178,6 +179,12 @@ class SearchRun:
         if self.is_over:
             self._give_up_copying()
 
+    def copy_everything(self) -> None:
+        """Copy all files to the store at the end, because an earlier run may not have done it."""
+        if self._copier is not None:
+            folders = (trial.local_path for trial in all_trials(self.loop.runner, self.loop.plan))
+            self._copier.copy_again(folders)
+
     def drop(self) -> None:
         """Leave everything as it is, without the last copies; safe in signal handlers."""
         self.is_killed = True
@@ -237,6 +244,7 @@ class SearchRun:
         is_whole = self._copy.close(
             SHORT_S if is_interrupted else plan.sync_timeout_s, tell=self.dispatcher.notices
         )
+        self.is_copied = is_whole
         self._remove_copied()
         if not (is_whole or self._claim.is_superseded):
             self._has_given_up = True  # the store is away, so do not wait as long for it again
@@ -261,6 +269,7 @@ class SearchRun:
             self.dispatcher.finish(all_trials(self.loop.runner, self.loop.plan))
         finally:
             timer.cancel()
+        self.is_copied &= self._copier is None or self._copier.is_complete
 
     def _trial_results(self) -> Sequence[Result]:
         return trial_results(self.loop.runner, self.loop.plan)

@@ -48,6 +48,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         is_warm: whether it began with the nodes of the previous run, and what they ran.
         is_over: whether it made the nodes forget the experiment: then a further run needs a new
             stream, because nodes number their events from 1 again.
+        is_copied: whether the store has all of an ended search; only in the folder's record.
         events_key: the stream of its events; empty for an embedded farm.
         experiment_id: the experiment's id; another search that started at once under this name
             finds it in the store, and does not begin.
@@ -60,6 +61,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool = False
     events_key: str = ""
     experiment_id: str = ""
+    is_copied: bool = False
 
     def is_next_warm(self, journalled_run: int) -> bool:
         """Whether the next run takes over what nodes run.

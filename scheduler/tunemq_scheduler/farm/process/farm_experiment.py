@@ -7,6 +7,7 @@ the same attempts; it restarts no running trial.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,7 @@ from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
-from tunemq_scheduler.storage.run_record import RunRecord
+from tunemq_scheduler.storage.run_record import RunRecord, write_record
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.blob_folder import BlobFolder
@@ -80,6 +81,7 @@ class FarmExperiment(Experiment):
         self._message_signer = journal_signer(job.journal_keys)
         self._is_copy, self._lost = is_copy, lost
         self._record = record
+        self._is_copied = record is not None and record.is_copied
         #: Whether nodes may have trials of the previous run, and whether this run has begun.
         self._is_warm = self._has_begun = False
 
@@ -97,7 +99,10 @@ class FarmExperiment(Experiment):
                     self._end_search_late(opened)
                 else:
                     self._report_over(opened)
-                return self._is_over_already(opened, self._event)
+                with self._connection.alive():  # it may copy what the previous run did not
+                    found = self._is_over_already(opened, self._event)
+                self._note_copied()
+                return found
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
             code = self._job.code
@@ -115,6 +120,7 @@ class FarmExperiment(Experiment):
                 executor.follow(opened.journal, copy, releases=releases)
                 search = self._search(plan, executor, opened, copy)
                 self._run(search, executor, opened)
+            self._note_copied()
             return search.results()
 
     def _run(self, search: SearchRun, executor: RelayedExecutor, opened: OpenExperiment) -> None:
@@ -229,6 +235,13 @@ class FarmExperiment(Experiment):
                 experiment_id=self._id,
             )
         )
+
+    def _note_copied(self) -> None:
+        """Record in the folder whether the store has all of the search."""
+        if self._own_record is not None:
+            record = msgspec.structs.replace(self._own_record, is_copied=self._is_copied)
+            with contextlib.suppress(JournalError):  # a full disk: a restart copies again
+                write_record(self.folder, record)
 
     def _ends_the_search(self, executor: RelayedExecutor) -> bool:
         """Return whether to end the search on the nodes; only if its end could be recorded."""

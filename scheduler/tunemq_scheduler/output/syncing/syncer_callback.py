@@ -64,7 +64,7 @@ _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_C
 _WITH_JOURNAL: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 #: Attributes of `SyncerCallback` that are reset in another process.
 _IN_FLIGHT: Final = {
-    *("_bell", "_condemned", "_given_up", "_sync_queues"),
+    *("_bell", "_condemned", "_given_up", "_sync_queues", "is_complete"),
     *("_experiment", "_waiting", "_running", "_failures", "check"),
 }
 
@@ -124,6 +124,8 @@ class SyncerCallback(LoggerCallback):
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._condemned: deque[str] = deque()
         self._given_up = False
+        #: Whether `on_experiment_end` has copied everything.
+        self.is_complete = False
         #: Called before each transfer; raises if the destination now belongs to another run.
         self.check: Callable[[CancelToken], None] = lambda _cancel: None
         #: The trials' folders by their names.
@@ -200,6 +202,7 @@ class SyncerCallback(LoggerCallback):
             self._want(sync_queue)
         try:
             self.wait_for_all()
+            self.is_complete = True
         except TuneError as error:
             _log.error("%s", error)
 
