@@ -280,7 +280,7 @@ def test_restore_needs_unpicklable_settings_again(searched):
     )
     tuner.fit()
 
-    with pytest.raises(ConfigError, match=r"run_config .*lock.*give it again: .*run_config="):
+    with pytest.raises(ConfigError, match=r"run_config .*lock.*pass it again: .*run_config="):
         searched.restore()
     grid = searched.restore(run_config=tune.RunConfig(callbacks=[Locked()], verbose=0))
     assert grid.num_terminated == 3

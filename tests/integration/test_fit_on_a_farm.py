@@ -117,7 +117,7 @@ def test_unsendable_trainable_is_refused_before_anything_is_queued(api, server):
     lock = threading.Lock()
     with pytest.raises(TrainableError, match="lock"):
         tuner(trainable=lambda config: lock).fit(address=server.url)
-    with pytest.raises(ConfigError, match="call it 'ab'"):
+    with pytest.raises(ConfigError, match="use 'ab'"):
         tuner("a:b").fit(address=server.url)
     with pytest.raises(ConfigError, match="remove the address"):
         tuner().fit(address=server.url, debug=True)
