@@ -41,8 +41,8 @@ class World:
         self._names = 0
         self.begin()
 
-    def begin(self):
-        """Start the node."""
+    def begin(self, *, settles=True):
+        """Start the node; ``settles`` lets it open the folders that it finds."""
         self.disk, self.transfers = FakeDisk(), FakeTransfers()
         self.checkpoints = CheckpointRequests(
             self.clock,
@@ -56,7 +56,8 @@ class World:
             (trial, reason)
         )
         self.checkpoints.start()
-        self.disk.settle()
+        if settles:
+            self.disk.settle()
 
     @property
     def cache(self):

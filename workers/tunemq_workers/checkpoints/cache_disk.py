@@ -64,8 +64,8 @@ def take_over(root: str) -> CacheContents:
 
     The least recently used one comes first.
     Checkpoints that were never committed belonged to an earlier node; the scheduler forgot them
-    with that node. A trial can make others, whose reading takes long: what is left after a while is
-    removed unread, because the store has it.
+    with that node. A trial can make others, whose reading takes long: after a while the remaining
+    ones are removed unread, because the store has them.
 
     Raises:
         OSError: the folder cannot be created or read.

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import TrialSpec
+from tunemq_shared.system.folder_trees import MAX_NAMES
 from tunemq_workers.checkpoints import cache_disk
 from tunemq_workers.checkpoints.cache_disk import TRASH, CacheContents
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits, CheckpointCache
@@ -26,6 +28,9 @@ from tunemq_workers.runtime.reactor import do_nothing
 
 #: Names that the node gives to folders; trials may create others beside them.
 _FOLDER: Final = re.compile(quote(redis_keys.events(""), safe="") + r"[A-Za-z0-9_.~%-]+")
+
+#: The most folders of an earlier node that are opened: one for each search that it worked for.
+_MOST_OPENED: Final = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,11 @@ class _Folder(msgspec.Struct, eq=False):
     is_open: bool = False
     #: Callbacks that wait until the folder is open.
     waiting: list[_Answer] = []
+
+
+class _LeftFolder(NamedTuple):
+    name: str
+    is_kept: bool
 
 
 class CacheFolders:
@@ -66,16 +76,8 @@ class CacheFolders:
         self.events_keys: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Open the folders that an earlier node left."""
-        left = os.listdir(self._folder) if os.path.isdir(self._folder) else []
-        for name in left:
-            root = os.path.join(self._folder, name)
-            # The folder may belong to a user who keeps other things in it.
-            if name.startswith(TRASH):
-                self._disk.run(root, partial(cache_disk.remove_folder, root), do_nothing)
-            elif _FOLDER.fullmatch(name):  # a trial made all others
-                events_key = unquote(name)
-                self._add(root, events_key, is_ours=True)
+        """Open the newest folders that an earlier node left, and remove the other ones."""
+        self._disk.run(self._folder, partial(_find_left, self._folder), self._treat_next)
 
     def open(self, start: TrialSpec, answer: Callable[[str, str], object]) -> None:
         """Find or open a trial's folder, then call ``answer``.
@@ -109,6 +111,25 @@ class CacheFolders:
                 over.add(key)
                 self._forget(folder)
         return over
+
+    def _treat_next(self, left: Iterator[_LeftFolder]) -> None:
+        """Open or remove the next left folder, then those after it: each job needs a thread."""
+
+        def removed(problem: OSError | None) -> None:
+            if problem is not None:
+                _log.warning("cache.not_removed problem=%r", str(problem))
+            self._treat_next(left)
+
+        for name, is_kept in left:
+            root = os.path.join(self._folder, name)
+            if root in self._folders:
+                continue  # a trial needed it meanwhile
+            if is_kept:
+                folder = self._add(root, unquote(name), is_ours=True)
+                folder.waiting.append(lambda *_: self._treat_next(left))
+            else:
+                self._disk.run(root, partial(cache_disk.remove_folder, root), removed, removed)
+            return
 
     def _add(self, root: str, events_key: str, *, is_ours: bool) -> _Folder:
         folder = self._folders[root] = _Folder(root, events_key, is_ours)
@@ -144,3 +165,29 @@ class CacheFolders:
 
     def _count(self) -> None:
         self.events_keys = tuple({folder.events_key for folder in self._folders.values()})
+
+
+def _find_left(folder: str) -> Iterator[_LeftFolder]:
+    """Find the folders that an earlier node left: first the newest of those that are no trash."""
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return iter(())
+    with entries:
+        # The folder may belong to a user who keeps other things in it.
+        ours = (one for one in entries if one.name.startswith(TRASH) or _FOLDER.fullmatch(one.name))
+        found = sorted(islice(ours, MAX_NAMES), key=_rank)
+    return iter(
+        [
+            _LeftFolder(one.name, place < _MOST_OPENED and not one.name.startswith(TRASH))
+            for place, one in enumerate(found)
+        ]
+    )
+
+
+def _rank(left: os.DirEntry[str]) -> tuple[bool, float]:
+    try:
+        age = -left.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it was removed meanwhile
+        age = 0.0
+    return left.name.startswith(TRASH), age

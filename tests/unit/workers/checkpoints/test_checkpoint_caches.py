@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.workers.fake_checkpoint_node import KEY, World, committed_ref, elsewhere
 from tunemq_shared.broker import redis_keys
+from tunemq_workers.checkpoints import cache_folders
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer
 
 
@@ -143,6 +144,35 @@ def test_folder_that_a_trial_made_among_experiments_is_left_alone(world, name):
     world.begin()
     assert all(key.encode("ascii") for key in world.checkpoints.kept)
     assert len(world.checkpoints.kept) == (name == b"a/../b")
+
+
+def test_next_node_opens_the_newest_left_folders_only_and_one_after_another(world, monkeypatch):
+    """A trial can make any number of folders that look like the node's."""
+    monkeypatch.setattr(cache_folders, "_MOST_OPENED", 2)
+    for age in range(5):
+        folder = world.folder / "node" / f"tunemq%3Aevents%3A{age}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 - age, 1000 - age))
+    (world.folder / "node" / ".tunemq-trash-1").mkdir()
+    world.begin(settles=False)
+    most = 0
+    while world.disk.done:
+        most = max(most, len(world.disk.done))
+        world.disk.done.pop(0)()
+    assert most == 1
+    assert set(world.checkpoints.kept) == {"tunemq:events:0", "tunemq:events:1"}
+    left = sorted(path.name for path in (world.folder / "node").iterdir())
+    assert left == ["tunemq%3Aevents%3A0", "tunemq%3Aevents%3A1"]
+
+
+def test_left_folder_that_a_trial_uses_before_its_turn_stays(world, monkeypatch):
+    process = world.process()
+    key = process.save()
+    world.finish(key)
+    monkeypatch.setattr(cache_folders, "_MOST_OPENED", 0)
+    world.begin(settles=False)
+    assert world.process(attempt=2).fetch(committed_ref(world, key)) == FetchAnswer(root_of(world))
+    assert world.on_disk() == [key]
 
 
 def test_next_node_removes_a_manifest_that_is_too_large_without_reading_it(world):
