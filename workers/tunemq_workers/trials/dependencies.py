@@ -16,13 +16,14 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
-from tunemq_shared.system.folder_trees import remove_tree, statuses
+from tunemq_shared.system.folder_trees import MAX_NAMES, remove_tree, statuses
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
@@ -32,6 +33,8 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
 
 _TRASH: Final = ".trash-"
+#: The most blobs of an earlier node that stay.
+_MOST_LEFT: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
@@ -236,21 +239,25 @@ def _leftovers(folder: str) -> list[str]:
 
 
 def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
-    """Delete unfinished files of an earlier node, and return the blobs that it left."""
-    for path in leftovers:
-        try:
-            _delete(path)
-        except OSError as problem:
-            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
+    """Delete unfinished files of an earlier node, and return the blobs that it left.
+
+    The node's loop handles each of them, so the oldest are deleted if a trial has made very many.
+    """
     found: list[tuple[float, str]] = []
     for name in (BLOBS, CODE):
         os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
         found += (
             (entry.stat(follow_symlinks=False).st_mtime, entry.path)
-            for entry in os.scandir(os.path.join(folder, name))
+            for entry in islice(os.scandir(os.path.join(folder, name)), MAX_NAMES)
             if not entry.name.startswith(".")
         )
-    sizes = {path: _size_of(path) for _, path in sorted(found)}
+    found.sort()
+    for path in [*leftovers, *(path for _, path in found[:-_MOST_LEFT])]:
+        try:
+            _delete(path)
+        except OSError as problem:
+            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
+    sizes = {path: _size_of(path) for _, path in found[-_MOST_LEFT:]}
     return _LeftoverFiles(sizes, shutil.disk_usage(folder).total)
 
 

@@ -203,6 +203,19 @@ def test_files_of_an_earlier_node_count_and_its_unfinished_ones_are_removed(tmp_
     assert world.started == ["a"], "nothing is fetched again"
 
 
+def test_oldest_files_of_an_earlier_node_are_removed_if_there_are_too_many(tmp_path, monkeypatch):
+    """Each costs the node's loop time, and a trial can link one large file very often."""
+    monkeypatch.setattr(dependencies, "_MOST_LEFT", 2)
+    (tmp_path / "blobs").mkdir()
+    for age in range(5):
+        file = tmp_path / "blobs" / str(age)
+        file.touch()
+        os.utime(file, (1000 - age, 1000 - age))
+    world = World(tmp_path)
+    assert world.kept("blobs") == ["0", "1"]
+    assert len(world.dependencies._sizes) == 2
+
+
 def test_file_being_fetched_is_no_leftover_of_an_earlier_node(tmp_path):
     for name in ("blobs", "code"):
         (tmp_path / name).mkdir()
