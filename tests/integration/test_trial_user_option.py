@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -221,3 +222,33 @@ def test_folder_rights_that_a_trial_took_are_restored_within_a_second(tmp_path: 
     folder.chmod(0o050)
     clock.advance(1.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+
+
+def acl(owner: int) -> bytes:
+    """A default ACL that gives the owner these rights, and a group and the others none."""
+    entries = [(0x01, owner), (0x04, 0), (0x20, 0)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *one, 2**32 - 1) for one in entries)
+
+
+def test_default_acl_by_which_a_trial_locks_later_trials_out_is_removed_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("root, to give folders away", os.geteuid() == 0 or None)
+    monkeypatch.setattr(trial_user_folders, "_check", lambda account, folders: None)
+    name, clock, folder = "system.posix_acl_default", Clock(), tmp_path / "trials"
+    give_folders(ACCOUNT, str(tmp_path), ["trials"], None)
+    os.setxattr(folder, name, acl(0))
+    (folder / "locked").mkdir()
+    assert stat.S_IMODE((folder / "locked").stat().st_mode) == 0
+
+    give_folders(ACCOUNT, str(tmp_path), ["trials"], None)
+    (folder / "a").mkdir(0o700)
+    keep_rights(clock, [str(folder)])
+    os.setxattr(folder, name, acl(0o5))
+    clock.advance(1.0)
+    (folder / "b").mkdir(0o700)
+    assert [stat.S_IMODE((folder / one).stat().st_mode) for one in "ab"] == [0o700] * 2
+
+    os.setxattr(folder, name, acl(0o7))  # as an administrator may
+    clock.advance(1.0)
+    assert os.listxattr(folder) == [name]

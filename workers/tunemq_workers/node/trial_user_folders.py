@@ -22,6 +22,11 @@ from tunemq_workers.work_folder import LOCK, is_own_file
 _CHECK_S: Final = 60.0
 #: A trial that starts in between fails, and is retried.
 _RESTORED_EVERY_S: Final = 1.0
+#: The rights of the files and folders that will be made in a folder; see acl(5).
+_DEFAULT_ACL: Final = "system.posix_acl_default"
+#: Where its value has the owner's rights: behind a version of 4 bytes and a tag of 2.
+_OWNERS_RIGHTS: Final = 6
+_RWX: Final = 0o7
 #: The program that the user runs to check that it can run trials.
 _CHECK: Final = """\
 import os, sys
@@ -103,19 +108,32 @@ def give_folders(
 
 
 def restore_rights(folders: Iterable[str]) -> None:
-    """Give the owner all rights to these folders: a trial may have removed them."""
+    """Give the owner all rights to these folders, and to new entries of them.
+
+    A trial may have removed them.
+    """
     with own_files():
         for folder in folders:
             with suppress(FileNotFoundError):
                 mode = stat.S_IMODE(os.lstat(folder).st_mode)
                 if mode & stat.S_IRWXU != stat.S_IRWXU:
                     allow(folder, mode | stat.S_IRWXU)
+                _remove_restrictive_default(folder)
+
+
+def _remove_restrictive_default(folder: str) -> None:
+    """Remove a default ACL that takes rights from the owner; an administrator's may stay."""
+    with suppress(OSError):  # there is none, or the file system has no such lists
+        entries = os.getxattr(folder, _DEFAULT_ACL, follow_symlinks=False)
+        if entries[_OWNERS_RIGHTS] & _RWX != _RWX:
+            os.removexattr(folder, _DEFAULT_ACL, follow_symlinks=False)
 
 
 def keep_rights(timers: Reactor, folders: Collection[str]) -> None:
     """Restore the rights to folders that trials and the node share, now and once per second.
 
-    Otherwise one trial that changes their modes would make all later ones on the node fail.
+    Otherwise one trial that changes their modes or default ACLs would make all later ones on the
+    node fail.
     """
     restore_rights(folders)
     timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, folders))
