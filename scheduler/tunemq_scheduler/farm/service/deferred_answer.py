@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.farm.ipc import ipc_messages
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection, ExperimentReply
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -52,3 +54,32 @@ class DeferredAnswer(Generic[T]):
 
 #: An answer that is there, or one that comes later.
 MaybeLater: TypeAlias = T | DeferredAnswer[T]
+
+
+def ask_process(
+    connection: ExperimentConnection,
+    request: ipc_messages.SearchRequest,
+    at_its_end: Callable[[], Any] | None = None,
+) -> DeferredAnswer[Any]:
+    """Send a request to an experiment's process; return its answer.
+
+    Args:
+        connection: to the process.
+        request: the request.
+        at_its_end: returns the answer if the process ends first; None if there is none.
+    """
+    deferred: DeferredAnswer[Any] = DeferredAnswer()
+
+    def take(reply: ExperimentReply) -> None:
+        kept = (
+            at_its_end() if at_its_end is not None and connection.process_exit is not None else None
+        )
+        if kept is not None:
+            deferred.resolve(kept)
+        elif isinstance(reply, RequestRejection):
+            deferred.reject(reply.text, is_wrong_use=reply.is_wrong_use)
+        else:
+            deferred.resolve(reply)
+
+    connection.ask(request, take)
+    return deferred

@@ -9,13 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.api.farm_answers import RequestRejection
 from tunemq_scheduler.core.allotments import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
@@ -26,10 +25,9 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentConnection,
     ExperimentExit,
     ExperimentOutcome,
-    ExperimentReply,
 )
 from tunemq_scheduler.farm.output.event_streams import EventStreams
-from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater
+from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater, ask_process
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.results_folders import ResultsFolders
@@ -651,7 +649,7 @@ class RunningExperiments:
             self._keep(name, connection)
             return self._kept_detail(name, trials)
 
-        return _ask(connection, r.ShowTrials(trials), at_its_end)
+        return ask_process(connection, r.ShowTrials(trials), at_its_end)
 
     def _kept_detail(self, name: str, trials: int) -> a.ExperimentDetail | None:
         known = self._details.read(name)
@@ -694,11 +692,13 @@ class RunningExperiments:
 
     def stop_trial(self, name: str, trial: str, reason: str) -> DeferredAnswer[a.RequestDone]:
         """Stop one trial."""
-        return _ask(self._connection(name), r.StopOneTrial(trial, reason))
+        return ask_process(self._connection(name), r.StopOneTrial(trial, reason))
 
     def retry(self, name: str, trial: str) -> DeferredAnswer[a.RequestDone]:
         """Continue one trial, or all, in state ERROR."""
-        return _ask(self._connection(name), r.RetryTrial("" if trial == r.RETRY_ALL else trial))
+        return ask_process(
+            self._connection(name), r.RetryTrial("" if trial == r.RETRY_ALL else trial)
+        )
 
     def why(self, name: str, trial: str) -> MaybeLater[a.Explanation]:
         """Explain why a trial waits; without one, why the experiment has too few slots."""
@@ -712,7 +712,9 @@ class RunningExperiments:
         if trial and silence:
             return a.Explanation(lines=silence)
         if trial:
-            reasons: DeferredAnswer[r.TrialExplanation] = _ask(connection, r.ExplainTrial(trial))
+            reasons: DeferredAnswer[r.TrialExplanation] = ask_process(
+                connection, r.ExplainTrial(trial)
+            )
             return reasons.then(
                 lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
             )
@@ -790,26 +792,3 @@ def _failed(one: _ExperimentRun) -> str:
 def _holds(one: _ExperimentRun) -> bool:
     """Return whether its trials hold resources, according to its last report."""
     return one.usage is not None and bool(one.usage.held)
-
-
-def _ask(
-    connection: ExperimentConnection,
-    request: r.SearchRequest,
-    at_its_end: Callable[[], Any] | None = None,
-) -> DeferredAnswer[Any]:
-    """Send a request to its process; if that ends first, answer with ``at_its_end`` if given."""
-    deferred: DeferredAnswer[Any] = DeferredAnswer()
-
-    def take(reply: ExperimentReply) -> None:
-        kept = (
-            at_its_end() if at_its_end is not None and connection.process_exit is not None else None
-        )
-        if kept is not None:
-            deferred.resolve(kept)
-        elif isinstance(reply, RequestRejection):
-            deferred.reject(reply.text, is_wrong_use=reply.is_wrong_use)
-        else:
-            deferred.resolve(reply)
-
-    connection.ask(request, take)
-    return deferred
