@@ -69,7 +69,9 @@ def _mark_of(pid: int) -> str | None:
     except OSError:  # ended, or not ours to read
         return None
     prefix = MARK.encode() + b"="
-    return next((v[len(prefix) :].decode() for v in variables if v.startswith(prefix)), None)
+    found = next((v for v in variables if v.startswith(prefix)), None)
+    # A trial can give its processes any bytes.
+    return None if found is None else found[len(prefix) :].decode(errors="replace")
 
 
 def _is_tracker(pid: int) -> bool:

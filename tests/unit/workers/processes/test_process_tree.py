@@ -73,6 +73,15 @@ def asleep() -> int:
     return pid
 
 
+def test_mark_of_a_process_with_any_bytes_in_its_environment_is_text():
+    process = subprocess.Popen(["sleep", "60"], env={process_tree.MARK: "\udcff"})
+    try:
+        eventually(lambda: process_tree._mark_of(process.pid) == "\ufffd")
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_child_outside_any_process_tree_is_left_alone():
     own = asleep()
     process_trees = ProcessTrees(own=children_of(os.getpid()))
