@@ -4,7 +4,8 @@
     node.log, consumer.log, transfers.log, log_scanner.log, forkserver-N.log
     cache/                  copies of checkpoints; managed by `cache_folders`
     blobs/, code/           code, parameters and bundles; managed by `dependencies`
-    trials/                 folders of trials whose folders the scheduler cannot read
+    trials/                 folders of trials whose folders the scheduler cannot read; `unsent-*`
+                            could not be sent to the store
     .outbox-*               spooled events; the node unlinks each file as soon as it is open
 
 A killed node leaves its cache, which the next node reuses, its logs, and perhaps a spool file that

@@ -165,6 +165,8 @@ class NodeLoop:
             send=self._publisher.order,
             may_send=self._has_time,
             folder=folder,
+            node=registration.node,
+            limits=limits,
         )
         self._logs = LogWatch(
             reactor, start=start_scanner, children=children, emit=emit, warn=self._warn

@@ -86,8 +86,9 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "disk-bytes": {
         "metavar": "SIZE",
         "help": "how much of its disk this worker may use, where it shares the disk or a container"
-        " limits it; default: 0, all of it. Copies of checkpoints, uploads that wait, and code and"
-        " data of searches may take a tenth of it each. It does not limit logs and files of trials",
+        " limits it; default: 0, all of it. Copies of checkpoints, uploads that wait, code and data"
+        " of searches, and files of trials that did not reach the store may take a tenth of it"
+        " each. It does not limit logs and the folders of other trials",
     },
     "trial-user": {
         "metavar": "USER",

@@ -54,6 +54,10 @@ _TOLD: Final = {
     "wire.back": "Redis is back.",
     "store.of_no_use": "This worker cannot use the farm's store {store}: {reason}",
     "store.answers": "The farm's store {store} answers now.",
+    "files.not_sent": "Not all files of a trial are in the store: {reason}. They are in {folder}"
+    " for {days} days, or until this worker needs the space.",
+    "files.removed": "Removed {folder}: files of trials that are not in the store, too old or too"
+    " large to keep.",
     "loop.hangs": "This worker's main loop has not answered for {seconds} s: its lease expires, and"
     " its trials continue elsewhere.",
     "trial.started": "Trial {trial} runs (attempt {attempt}, process {pid}).",

@@ -43,7 +43,7 @@ class _Listener(msgspec.Struct, eq=False):
     id: int
     job: _Job
     timeout_s: float
-    on_done: Callable[[messages.UploadResult | None], None]
+    on_done: Callable[[messages.UploadResult | None], object]
     on_failed: Callable[[str, bool], None]
     on_trouble: Callable[[str], None]
     on_disk_failed: Callable[[str], None] | None = None
@@ -134,7 +134,7 @@ class TransferClient:
     def start(
         self,
         transfer: messages.Transfer,
-        on_done: Callable[[messages.UploadResult | None], None],
+        on_done: Callable[[messages.UploadResult | None], object],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
         on_disk_failed: Callable[[str], None] | None = None,
@@ -330,7 +330,7 @@ class TransferClient:
             if listener.id in self._listeners and not listener.is_late:
                 listener.on_trouble(trouble)
 
-    def _finish(self, listeners: Iterable[_Listener], call: Callable[[_Listener], None]) -> None:
+    def _finish(self, listeners: Iterable[_Listener], call: Callable[[_Listener], object]) -> None:
         for listener in list(listeners):
             # an earlier callback may have cancelled it
             if listener.id in self._listeners:

@@ -1,13 +1,16 @@
 """`TrialFiles`: uploads the folders of trials on this node when their processes have ended.
 
 The trial's next attempt may start in the same folder meanwhile. So a folder is removed when its
-files were sent and no trial process uses it.
+files were sent and no trial process uses it. A folder whose files could not be sent stays for a
+while, below another name.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -17,8 +20,9 @@ from tunemq_shared.base.retrying import ignore
 from tunemq_shared.checkpoints.checkpoint_folders import remove_copies
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import NodeWarned, TrialSpec, encode
-from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_shared.system.folder_trees import names_in, remove_tree, statuses
 from tunemq_workers.broker.publisher_messages import SendOutput
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
@@ -28,11 +32,15 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.local_start_order import TRIALS
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
-#: A node that ends waits this long for one folder, and longer only while bytes are transferred.
-_TIMEOUT_S: Final = 600.0
-
 #: The prefix of folders that are being removed.
 _TRASH: Final = ".trash-"
+#: The prefix of folders that could not be sent; then nanoseconds, and the trial's folder.
+_UNSENT: Final = "unsent-"
+#: How long they stay if a tenth of the disk holds them; and the most characters of a folder's name.
+_KEPT_DAYS: Final = 7
+_NAME_CHARACTERS: Final = 100
+#: What an entry counts at least: empty files take inodes, of which ext4 has one for each 16 KiB.
+_ENTRY_BYTES: Final = 2**14
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +54,8 @@ class TrialFiles:
         transfers: uploads folders.
         emit: takes (events stream, encoded event).
         folder: the node's working folder.
+        node: the node's name, for warnings.
+        limits: how much folders that could not be sent may take of their disk.
     """
 
     def __init__(
@@ -58,24 +68,34 @@ class TrialFiles:
         send: Callable[[SendOutput], None],
         may_send: Callable[[], bool],
         folder: str,
+        node: str,
+        limits: CacheLimits,
     ) -> None:
         #: Return the trials that have a process, and those that will get one.
         self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
         self.expected: Callable[[], Iterable[TrialSpec]] = tuple
         self._transfers, self._disk, self._emit = transfers, disk, emit
         self._streamer = OutputStreamer(timers, disk, send, may_send, self._printing)
-        self._root = os.path.join(folder, TRIALS)
+        self._root, self._node, self._limits = os.path.join(folder, TRIALS), node, limits
         self._sending: dict[tuple[str, int], str] = {}
 
     def start(self) -> None:
-        """Start; remove the folders of an earlier node, whose store is no longer known."""
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._root):
-                self._discard(os.path.join(self._root, name))
+        """Start; keep the folders of an earlier node, whose store is no longer known, as unsent."""
+        names = names_in(self._root)
+        for name in names:
+            folder = os.path.join(self._root, name)
+            if name.startswith(_TRASH):
+                self._discard(folder)
+            elif not name.startswith(_UNSENT):
+                self._log_unsent(self._keep(folder), "an earlier worker here ended")
+        if names:
+            self._make_room()
         self._streamer.start()
 
     def close(self) -> None:
-        """Stop waiting for uploads."""
+        """Stop waiting for uploads; the next node here keeps their folders as unsent."""
+        for (folder, _), events_key in self._sending.items():
+            self._warn(events_key, folder, folder, "the node ends")
         self._sending.clear()
 
     def output_sent(self) -> None:
@@ -96,42 +116,75 @@ class TrialFiles:
         if not is_remote(start.store) or key in self._sending:
             return
         self._sending[key] = start.events_key
-        send = UploadTrialFiles(start.store, os.path.basename(folder), folder, attempt, _TIMEOUT_S)
-        self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
+        send = UploadTrialFiles(
+            start.store, os.path.basename(folder), folder, attempt, start.sync_timeout_s
+        )
+        failed = partial(self._failed, key, start.events_key)
+        self._transfers.start(send, lambda _: self._settle(key, self._discard), failed, ignore)
 
     def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
         """Remove the copies of checkpoints that a killed trial process could not remove."""
         self._disk.run(start.folder, partial(remove_copies, start.folder, trial[1]), do_nothing)
 
-    def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
-        folder, _ = key
-        text = f"Not all files of {os.path.basename(folder)} are in the store: {reason}"
-        _log.warning("files.not_sent folder=%s reason=%r", folder, reason)
-        self._emit(self._sending[key], encode(NodeWarned(text)))
-        self._settle(key)
+    def _failed(
+        self, key: tuple[str, int], events_key: str, reason: str, _is_corrupt: bool
+    ) -> None:
+        self._warn(events_key, key[0], self._settle(key, self._keep), reason.rstrip("."))
+        self._make_room()
 
-    def _settle(self, key: tuple[str, int]) -> None:
-        del self._sending[key]
+    def _warn(self, events_key: str, folder: str, kept: str, reason: str) -> None:
+        """Report that files were not sent, and where they are now."""
+        self._log_unsent(kept, reason)
+        text = (
+            f"Not all files of {os.path.basename(folder)} are in the store: {reason}. "
+            f"They are in {kept} on node {self._node} for {_KEPT_DAYS} days, or until it needs the "
+            "space."
+        )
+        self._emit(events_key, encode(NodeWarned(text)))
+
+    def _log_unsent(self, kept: str, reason: str) -> None:
+        _log.warning("files.not_sent folder=%s reason=%r days=%d", kept, reason, _KEPT_DAYS)
+
+    def _settle(self, key: tuple[str, int], leave: Callable[[str], str]) -> str:
+        """Leave the folder of an upload that has ended, unless it is used; return its path now."""
+        self._sending.pop(key, None)  # the node may have stopped waiting
         folder, _ = key
         running_trials = {start.folder for _, start in self.running_trials()}
         expected = {os.path.join(self._root, start.folder) for start in self.expected()}
-        if folder not in {*running_trials, *expected, *(other for other, _ in self._sending)}:
-            self._streamer.forget(folder)
-            self._discard(folder)
-            with suppress(OSError):  # other folders of its experiment are there
-                os.rmdir(os.path.dirname(folder))
+        if folder in {*running_trials, *expected, *(other for other, _ in self._sending)}:
+            return folder
+        self._streamer.forget(folder)
+        left = leave(folder)
+        with suppress(OSError):  # other folders of its experiment are there
+            os.rmdir(os.path.dirname(folder))
+        return left
 
-    def _discard(self, folder: str) -> None:
+    def _keep(self, folder: str) -> str:
+        """Move a folder that was not sent out of the way of new trial processes."""
+        name = os.path.basename(folder)[:_NAME_CHARACTERS]
+        return self._move(folder, f"{_UNSENT}{time.time_ns()}-{name}")
+
+    def _make_room(self) -> None:
+        self._disk.run(self._root, partial(_make_room, self._root, self._limits), do_nothing)
+
+    def _discard(self, folder: str) -> str:
         """Move a folder out of the way of new trial processes at once, then delete it."""
-        trash = os.path.join(self._root, f"{_TRASH}{os.urandom(6).hex()}")
+        trash = self._move(folder, f"{_TRASH}{os.urandom(6).hex()}")
+        if trash != folder:
+            self._disk.run(folder, partial(_remove, trash), do_nothing)
+        return trash
+
+    def _move(self, folder: str, name: str) -> str:
+        """Rename a folder; return its path, which is the old one if that failed."""
+        path = os.path.join(self._root, name)
         try:
-            os.rename(folder, trash)
+            os.rename(folder, path)
         except FileNotFoundError:  # nothing was ever written
-            return
+            return folder
         except OSError as problem:  # the trial may have changed its permissions
             _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
-            return
-        self._disk.run(folder, partial(_remove, trash), do_nothing)
+            return folder
+        return path
 
     def _printing(self) -> Iterator[OutputSource]:
         for trial, start in self.running_trials():
@@ -146,3 +199,20 @@ def _remove(trash: str) -> None:
     """Remove a folder with any permissions in it; follows no link."""
     with own_files():
         remove_tree(trash)
+
+
+def _make_room(root: str, limits: CacheLimits) -> None:
+    """Remove folders that were not sent if they are too old or do not fit beside newer ones."""
+    room = limits.share_of(shutil.disk_usage(root).total)
+    oldest = f"{_UNSENT}{time.time_ns() - _KEPT_DAYS * 86_400 * 10**9}"
+    with own_files():
+        for name in sorted(names_in(root), reverse=True):
+            if not name.startswith(_UNSENT):
+                continue
+            path = os.path.join(root, name)
+            size = sum(max(one.st_blocks * 512, _ENTRY_BYTES) for one in statuses(path))
+            if size <= room and name >= oldest:
+                room -= size
+            else:
+                _log.warning("files.removed folder=%s", path)
+                remove_tree(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.shared.system.test_folder_trees import make_deep  # noqa: F401  
 from tests.unit.workers.fakes import Clock, FakeDisk, start
 from tunemq_shared.protocol.messages import NodeWarned, decode_node_event
 from tunemq_shared.protocol.output_pieces import decode
+from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.trials.output_streamer import PERIOD_S, PIECE_BYTES
 from tunemq_workers.trials.trial_files import TrialFiles
 
@@ -31,11 +33,12 @@ class FakeSender:
 class World:
     """A node's folder, and the `TrialFiles` that manage the trials' files in it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, disk_bytes=0):
         self.folder = folder
         self.clock, self.disk, self.sender = Clock(), FakeDisk(), FakeSender()
         self.orders, self.events = [], []
         self.has_time = True
+        self.limits = CacheLimits(disk_given=disk_bytes)
         self.files = TrialFiles(
             self.clock,
             self.disk,
@@ -44,6 +47,8 @@ class World:
             send=self.orders.append,
             may_send=lambda: self.has_time,
             folder=str(folder),
+            node="one",
+            limits=self.limits,
         )
         self.running_trials = {}
         self.files.running_trials = lambda: list(self.running_trials.items())
@@ -149,7 +154,7 @@ def test_trials_with_folders_elsewhere_are_ignored(world, tmp_path):
 
 
 def test_files_are_uploaded_when_a_process_has_left_and_then_removed_from_the_node(world):
-    world.process()
+    world.process(sync_timeout_s=70.0)
     world.print("one\n")
     world.leave()
     ((send, on_done, _),) = world.sender.asked
@@ -157,6 +162,7 @@ def test_files_are_uploaded_when_a_process_has_left_and_then_removed_from_the_no
         *(STORE, "train_a"),
         *(str(world.path("a")), 1),
     )
+    assert send.timeout_s == 70.0
     assert world.files.unsettled() == {"events"}
     on_done(None)
     world.disk.settle()
@@ -165,14 +171,68 @@ def test_files_are_uploaded_when_a_process_has_left_and_then_removed_from_the_no
     assert [name for name in os.listdir(world.folder) if "trash" in name] == []
 
 
-def test_failed_upload_is_reported(world):
+def unsent(world):
+    return sorted((world.folder / "trials").glob("unsent-*"))
+
+
+def test_failed_upload_is_reported_and_the_files_stay_out_of_the_way(world):
+    world.process()
+    world.print("one")
+    world.leave()
+    world.sender.asked[0][2]("the store is away.", False)
+    (kept,) = unsent(world)
+    assert (kept / "stdout").read_text() == "one"
+    text = (
+        f"Not all files of train_a are in the store: the store is away. They are in {kept} on node"
+        " one for 7 days, or until it needs the space."
+    )
+    assert world.events == [("events", NodeWarned(text))]
+    assert os.listdir(world.folder / "trials") == [kept.name]
+
+
+def test_files_that_were_not_sent_are_sent_with_those_of_the_next_attempt_in_their_folder(world):
     world.process()
     world.leave()
+    world.process(attempt=2)
     world.sender.asked[0][2]("the store is away", False)
-    assert world.events == [
-        ("events", NodeWarned("Not all files of train_a are in the store: the store is away"))
-    ]
-    assert not world.path("a").exists()
+    assert f"They are in {world.path('a')} on node" in world.events[0][1].text
+    world.leave(attempt=2)
+    world.sender.asked[1][1](None)
+    assert os.listdir(world.folder / "trials") == []
+
+
+def test_files_that_were_not_sent_are_removed_where_they_exceed_their_room(tmp_path, caplog):
+    world = World(tmp_path, disk_bytes=2_500_000)
+    for trial, size in {"a": 100_000, "b": 100_000, "c": 100_000, "large": 300_000}.items():
+        world.process(trial)
+        world.print("x" * size, trial)
+        world.leave(trial)
+    for *_, on_failed in world.sender.asked:
+        on_failed("the store is away", False)
+    assert [path.name.rpartition("-")[2] for path in unsent(world)] == ["train_b", "train_c"]
+    assert caplog.text.count("files.removed") == 2
+
+
+def test_empty_files_that_were_not_sent_count_as_they_take_inodes(tmp_path):
+    world = World(tmp_path, disk_bytes=2_500_000)
+    world.process()
+    for number in range(20):
+        (world.path("a") / str(number)).touch()
+    world.leave()
+    world.sender.asked[0][2]("the store is away", False)
+    assert not unsent(world)
+
+
+def test_old_files_that_were_not_sent_are_removed(world, monkeypatch):
+    world.process()
+    world.leave()
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now - 8 * 86_400 * 10**9)
+    world.sender.asked[0][2]("the store is away", False)
+    assert unsent(world)
+    monkeypatch.undo()
+    World(world.folder)
+    assert not unsent(world)
 
 
 def test_folder_in_use_by_the_next_process_stays(world):
@@ -211,18 +271,26 @@ def fields(begun):
     return {name: getattr(begun, name) for name in begun.__struct_fields__}
 
 
-def test_leftovers_of_an_earlier_node_are_removed(tmp_path):
+def test_leftovers_of_an_earlier_node_are_kept_as_unsent_and_its_trash_is_removed(tmp_path):
     for name in ("old", ".trash-1"):
         (tmp_path / "trials" / name / "deep").mkdir(parents=True)
+    world = World(tmp_path)
+    world.disk.settle()
+    (kept,) = unsent(world)
+    assert (kept / "deep").exists()
     World(tmp_path).disk.settle()
-    assert os.listdir(tmp_path / "trials") == []
+    assert os.listdir(tmp_path / "trials") == [kept.name]
 
 
-def test_node_that_ends_waits_for_no_upload(world):
+def test_node_that_ends_waits_for_no_upload_and_says_where_the_files_are(world):
     world.process()
     world.leave()
     world.files.close()
     assert world.files.unsettled() == set()
+    ((_, warned),) = world.events
+    assert f"the node ends. They are in {world.path('a')} on node one" in warned.text
+    world.sender.asked[0][1](None)  # it was fast enough
+    assert os.listdir(world.folder / "trials") == []
 
 
 def test_copies_of_checkpoints_of_a_killed_trial_are_removed_whatever_it_named_files(world):
