@@ -11,7 +11,8 @@ import tunemq as tune
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
 from tests.support.waiting import need
-from tunemq.schedulers import ASHAScheduler
+from tunemq.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq.search import Searcher
 from tunemq.stopper import Stopper
 
 __all__ = ["ended_searches"]
@@ -304,3 +305,58 @@ def test_a_class_may_ask_for_its_resources_itself():
     results = fit(Asks, {"cpus": tune.grid_search([0.5, 1.5])})
 
     assert [result.metrics["resources"] for result in results] == [{"cpu": 0.5}, {"cpu": 1.5}]
+
+
+# --- results that algorithms change ---------------------------------------------------------------
+
+
+def spoil(result):
+    result["score"] = -7.0
+    result["inner"]["half"] = -7.0
+    del result["time_total_s"]
+
+
+class SpoilingStopper(Stopper):
+    def __call__(self, trial_id, result):
+        spoil(result)
+        return False
+
+    def stop_all(self):
+        return False
+
+
+class SpoilingScheduler(FIFOScheduler):
+    def on_trial_result(self, runner, trial, result):
+        spoil(result)
+        return self.CONTINUE
+
+
+class SpoilingSearcher(Searcher):
+    def __init__(self):
+        super().__init__(metric="score", mode="max")
+
+    def suggest(self, trial_id):
+        return {"slope": 1.0, "steps": 3}
+
+    def on_trial_result(self, trial_id, result):
+        spoil(result)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        spoil(result)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": SpoilingStopper()},
+        {"scheduler": SpoilingScheduler()},
+        {"search_alg": SpoilingSearcher()},
+    ],
+    ids=["stopper", "scheduler", "searcher"],
+)
+def test_algorithm_that_changes_a_result_changes_no_record_of_it(options):
+    space = None if "search_alg" in options else {"slope": 1.0, "steps": 3}
+    (result,) = fit(climbs, space, metric="score", mode="max", num_samples=1, **options)
+    assert [one["score"] for one in results_of(result)] == [1.0, 2.0, 3.0]
+    assert [one["inner"]["half"] for one in results_of(result)] == [0.5, 1.0, 1.5]
+    assert all("time_total_s" in one for one in results_of(result))

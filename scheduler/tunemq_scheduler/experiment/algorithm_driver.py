@@ -6,6 +6,7 @@ with `SearchFailed`, never the process (DESIGN: the core).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -155,14 +156,15 @@ class AlgorithmDriver:
 
         A paused trial gets a horizon, too, for when it resumes.
         """
-        result = self._shown(result)
         answers: list[m.AlgorithmAnswer] = []
         stopper = self.stopper
-        if stopper is not None and call_plugin("the stopper", stopper, trial.trial_id, result):
+        if stopper is not None and call_plugin(
+            "the stopper", stopper, trial.trial_id, self._shown(result)
+        ):
             reason = f"{type(stopper).__name__} stopped it"
             return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
         scheduler = self.scheduler
-        told = _ask_scheduler(scheduler.on_trial_result, self.view, trial, result)
+        told = _ask_scheduler(scheduler.on_trial_result, self.view, trial, self._shown(result))
         verdict = read_verdict(scheduler, told)
         if verdict == m.STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
@@ -184,7 +186,6 @@ class AlgorithmDriver:
 
     def ended(self, trial: TrialView, end: NotifyTrialEnd) -> None:
         """Report a trial's end to the algorithms, but not to a trial scheduler that stopped it."""
-        result = self._shown(trial.last_result) or None
         scheduler = self.scheduler
         if trial.trial_id in self._stopped_by_scheduler:
             self._stopped_by_scheduler.discard(trial.trial_id)
@@ -193,10 +194,11 @@ class AlgorithmDriver:
         elif not end.had_run:
             _ask_scheduler(scheduler.on_trial_remove, self.view, trial)
         else:
-            _ask_scheduler(scheduler.on_trial_complete, self.view, trial, result or {})
+            result = self._shown(trial.last_result)
+            _ask_scheduler(scheduler.on_trial_complete, self.view, trial, result)
         tell = self.search.on_trial_complete
         error = end.status == ERROR
-        _ask_search(tell, trial.trial_id, result, error, end.early)
+        _ask_search(tell, trial.trial_id, self._shown(trial.last_result) or None, error, end.early)
 
     def decided(self, trial: str, answers: Iterable[m.AlgorithmAnswer]) -> None:
         """Follow the journalled decision, whatever the algorithm answered during replay."""
@@ -253,9 +255,10 @@ class AlgorithmDriver:
         return tuple(condition for part in parts for condition in part or TO_THE_END)
 
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
-        if not self.worst_for_nonfinite or self.metric is None:
-            return result
-        value = lookup(result, self.metric)
-        if isinstance(value, float) and not math.isfinite(value):
-            return {**result, self.metric: math.inf if self.mode == "min" else -math.inf}
-        return result
+        """Return a copy of a result, which an algorithm may change."""
+        shown = copy.deepcopy(result)
+        if self.worst_for_nonfinite and self.metric is not None:
+            value = lookup(result, self.metric)
+            if isinstance(value, float) and not math.isfinite(value):
+                shown[self.metric] = math.inf if self.mode == "min" else -math.inf
+        return shown

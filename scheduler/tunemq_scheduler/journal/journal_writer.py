@@ -174,6 +174,7 @@ class Journal:
         if (free := self._free_bytes()) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
             raise JournalFull(f"the disk has no space for {path} ({free} bytes are free).")
+        self._check_segment()
         self._append(encode(journal_records))
         self.grown(self.position)
 
@@ -233,6 +234,24 @@ class Journal:
             os.fdatasync(self._descriptor)
             failpoint("journal.after_append")
         self.position = at._replace(offset=at.offset + len(frame), turn=at.turn + 1)
+
+    def _check_segment(self) -> None:
+        """Check that the open file is the one in the folder.
+
+        The search's process runs users' code, which may close a descriptor that is not its own.
+        """
+        path = turns_file(self.folder, self.position.segment)
+        try:
+            is_same = os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except OSError:
+            is_same = False
+        if not is_same:
+            self._descriptor = -1  # it may be another file's now, which stays open
+            self._broken = (
+                f"{path} cannot be written: another program replaced or removed it, or code in the"
+                " search's process closed it."
+            )
+            raise JournalError(self._broken)
 
     def _free_bytes(self) -> int:
         try:

@@ -101,6 +101,34 @@ def test_wrong_length_is_not_taken_for_a_torn_end(written: Path) -> None:
         recover(written)
 
 
+def test_turn_is_not_written_into_a_file_that_took_over_the_journals_descriptor(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A callback closed one descriptor too many, and then opened a file."""
+    other = tmp_path / "other"
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        os.close(journal._descriptor)
+        with other.open("wb") as file:
+            os.dup2(file.fileno(), journal._descriptor)
+            with pytest.raises(JournalError, match="code in the search's process closed it"):
+                journal.append(TURNS[1])
+    assert other.read_bytes() == b""
+    assert list(read_turns(folder)) == TURNS[:1]
+
+
+def test_turn_is_not_written_into_a_journal_that_was_replaced(folder: Path) -> None:
+    """A backup was put back while the search ran."""
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        path = turns_file(folder, 1)
+        path.with_suffix(".new").write_bytes(path.read_bytes())
+        path.with_suffix(".new").replace(path)
+        with pytest.raises(JournalError, match="another program replaced or removed it"):
+            journal.append(TURNS[1])
+    assert list(read_turns(folder)) == TURNS[:1]
+
+
 def test_existing_journal_is_not_overwritten(written: Path) -> None:
     with pytest.raises(JournalError, match="exists already"):
         Journal.create(written, HEADER)
