@@ -81,5 +81,5 @@ def test_a_result_and_an_offer_cost_the_same_on_a_farm_ten_times_as_large(
     for part in LOCAL:
         assert large.result[part] < 1.2 * small.result[part], part
     assert large.said < 1.2 * small.said
-    for part in ("allocator: offers", "allotter: usage", "experiment: turn"):
+    for part in ("allocator: offers", "allocator: usage", "experiment: turn"):
         assert large.offer[part] < 1.2 * small.offer[part], part
