@@ -153,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == EXIT_FENCED and health is not None:
         os.environ.update(health.variables)
         # Same pid, so that a service manager sees no exit; everything else starts again.
-        os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
+        # As its own user, or glibc drops variables such as LD_LIBRARY_PATH (secure execution).
+        with own_files():
+            os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
     return code
 
 

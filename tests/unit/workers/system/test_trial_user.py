@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,24 @@ def test_without_a_trial_user_files_are_opened_as_usual(monkeypatch):
     monkeypatch.undo()  # as the tests' own user
     with own_files():
         assert os.path.exists("/")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root acts for another user")
+def test_program_that_replaces_a_node_keeps_the_variables_of_the_dynamic_linker():
+    """glibc drops some where the kernel sees a change of the user (secure execution)."""
+    script = (
+        "import os, sys\n"
+        "from tunemq_workers.system.trial_user import act_for, find_account, own_files\n"
+        "act_for(find_account('54321:54321'))\n"
+        "with own_files():\n"
+        "    os.execv('/bin/sh', ['sh', '-c', 'echo $TMPDIR; echo $LD_LIBRARY_PATH'])\n"
+    )
+    variables = {"TMPDIR": "/var/tmp", "LD_LIBRARY_PATH": "/nowhere"}  # noqa: S108  nothing is written
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said.split() == list(variables.values())
