@@ -69,6 +69,17 @@ class TestObjectStore:
         objects.put_bytes("a", b"new")
         assert objects.get_bytes("a", limit=3) == b"new"
 
+    @pytest.mark.parametrize("size", [0, 1, PART + 1])
+    def test_store_has_an_object_only_of_its_size(self, objects, tmp_path, size):
+        assert not objects.has("t/file", size)
+        make_file(tmp_path / "file", size)
+        put(objects, "t/file", tmp_path / "file")
+        assert [objects.has("t/file", each) for each in (size, size + 1, max(size - 1, 1))] == [
+            True,
+            False,
+            size == 1,
+        ]
+
     def test_read_returns_no_more_bytes_than_wanted(self, objects):
         objects.put_bytes("a", bytes(100))
         with pytest.raises(ObjectSizeMismatch, match="at most 99 bytes, got 100"):

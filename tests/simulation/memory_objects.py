@@ -41,6 +41,9 @@ class MemoryObjects(ObjectStore):
             raise CheckpointCorrupt(f"{path} is not what it was")
         self.put_bytes(key, data)
 
+    def has(self, key: str, size: int) -> bool:
+        return key in self.objects and len(self.objects[key]) == size
+
     def get_bytes(self, key: str, *, limit: int) -> bytes:
         if key not in self.objects:
             raise NoSuchObject(key)

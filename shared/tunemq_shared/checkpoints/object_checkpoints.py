@@ -4,8 +4,9 @@
     <checkpoint>/manifest.json    names, sizes, hashes, state, and the object's key for each hash
 
 A manifest may refer to objects of an older checkpoint, the ``base`` of its upload, which the
-scheduler keeps as long. An upload never asks which objects exist: it sends an object unless the
-base has it. So every operation can be repeated after a kill.
+scheduler keeps as long. An upload sends an object unless the base names it and the store still has
+it: the store may have lost it, or be restored from a backup. So every operation can be repeated
+after a kill.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tunemq_shared.checkpoints.manifest import (
 from tunemq_shared.checkpoints.staging import StagingFolder
 from tunemq_shared.checkpoints.store import CollectedGarbage, check_key
 from tunemq_shared.objects.multipart import PART
+from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.system.plain_files import open_to_read, opened_below, read_below
 
@@ -79,14 +81,15 @@ def upload(
 
     Afterwards ``folder`` also has ``committed.json``, the manifest as it is in the store. If it is
     there before, an earlier process committed the checkpoint and died before it reported that;
-    nothing is sent.
+    nothing is sent if the store still has all of it.
 
     Args:
         objects: The experiment's store.
         key: The checkpoint's key.
         folder: Its folder on this machine; must not change meanwhile.
         base: The ``committed.json`` of an older checkpoint in the same store, which is kept at
-            least until this one is committed; contents in its objects are not sent.
+            least until this one is committed; contents in its objects are not sent if the store
+            still has these.
         cancel: Ends the upload early.
         on_trouble: Called with the problem before each retry; see `retried`.
 
@@ -102,10 +105,28 @@ def upload(
         disk = shutil.disk_usage(folder).total  # 0 if the file system does not report it
         if 0 < disk < manifest.size:
             raise CheckpointCorrupt(f"checkpoint {key}: its files are larger than the disk.")
-    done = _committed_before(key, folder, manifest)
-    if done is not None:
-        return done
-    known = _objects_of(base)
+
+    sizes = {entry.sha256: entry.size for entry in manifest.files}
+
+    def is_there(found: tuple[str, int], cancel: CancelToken) -> bool:
+        try:
+            return retried(lambda: objects.has(*found), cancel, on_trouble)
+        except StoreRequestDenied as rejection:
+            # Amazon's S3 answers so about a missing object to a role that may not list.
+            if rejection.code != "AccessDenied":
+                raise
+            return False
+
+    def still_there(held: Mapping[str, str]) -> dict[str, str]:
+        wanted = {sha256: at for sha256, at in held.items() if sha256 in sizes}
+        places = [(at, sizes[sha256]) for sha256, at in wanted.items()]
+        found = in_parallel(is_there, places, cancel, at_once=_AT_ONCE)
+        return {each: wanted[each] for each, has in zip(wanted, found, strict=True) if has}
+
+    held, done = _committed_before(key, folder, manifest)
+    if done and still_there(held) == held and is_there((f"{key}/{MANIFEST}", len(done)), cancel):
+        return _uploaded(key, manifest.size, held, done, 0)
+    known = still_there(_objects_of(base))
     own: dict[str, FileEntry] = {}
     for entry in manifest.files:
         if entry.sha256 not in known:
@@ -364,14 +385,16 @@ def _uploaded(
     return UploadedCheckpoint(sha256, size, tuple(sorted(shared)), sent, committed)
 
 
-def _committed_before(key: str, folder: Path, manifest: Manifest) -> UploadedCheckpoint | None:
-    """The result of an earlier `upload` that committed this very checkpoint; None if none did."""
+def _committed_before(
+    key: str, folder: Path, manifest: Manifest
+) -> tuple[Mapping[str, str], bytes]:
+    """Objects and manifest that an earlier `upload` committed for this; empty if none did."""
     with contextlib.suppress(OSError):  # StoreError is one
         data = read_below(folder, COMMITTED, MAX_MANIFEST)
         committed = parse_manifest(key, data)
         if msgspec.structs.replace(committed, objects=manifest.objects) == manifest:
-            return _uploaded(key, manifest.size, committed.objects, data, 0)
-    return None
+            return committed.objects, data
+    return {}, b""
 
 
 def _delete(objects: ObjectStore, keys: Sequence[str], cancel: CancelToken) -> None:

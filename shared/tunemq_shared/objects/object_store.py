@@ -99,6 +99,10 @@ class ObjectStore(ABC):
         """
 
     @abstractmethod
+    def has(self, key: str, size: int) -> bool:
+        """Return whether there is an object of this size, in one request."""
+
+    @abstractmethod
     def get_bytes(self, key: str, *, limit: int) -> bytes:
         """Read a small object.
 

@@ -30,6 +30,7 @@ from tunemq_shared.checkpoints.object_checkpoints import (
     read_manifest,
     upload,
 )
+from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.object_store import ObjectInfo
 
 NEXT = "train_0/checkpoint_1-000002"
@@ -130,6 +131,53 @@ def test_without_a_base_all_files_are_sent(objects, cache, tmp_path):
         (tmp_path / "bad" / "committed.json").write_bytes(b"{")
         folder = write(cache, f"train_0/checkpoint_1-00000{number}", a=b"same")
         assert send(objects, folder, base).sent == 4
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut short"])
+def test_object_of_the_base_that_the_store_lacks_is_sent_again(
+    cache, tmp_path, minio, bucket, damage
+):
+    first = write(cache, lost=b"unchanged", whole=b"also unchanged", empty=b"")
+    with minio.objects(bucket, "runs/one") as objects:
+        assert send(objects, first).shared == ()
+        if damage == "lost":
+            objects.delete([f"{KEY}/{name(b'unchanged')}"])
+        else:
+            objects.put_bytes(f"{KEY}/{name(b'unchanged')}", b"")
+        second = write(cache, NEXT, lost=b"unchanged", whole=b"also unchanged", empty=b"")
+        sent = send(objects, second, first)
+        assert sent.sent == len(b"unchanged")
+        assert sent.shared == tuple(sorted(f"{KEY}/{name(at)}" for at in (b"", b"also unchanged")))
+        download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, CancelToken(60))
+        third = write(cache, OTHER, lost=b"unchanged")
+        assert send(objects, third, second).shared == (f"{NEXT}/{name(b'unchanged')}",)
+
+
+def test_store_that_forbids_what_it_lacks_gets_all_files_again(objects, cache, monkeypatch):
+    """Amazon's S3 answers so to a role without the right to list."""
+    first = write(cache, a=b"unchanged")
+    send(objects, first)
+
+    def deny(key: str, size: int) -> bool:
+        raise StoreRequestDenied(f"{key} cannot be read, {size} bytes", code)
+
+    monkeypatch.setattr(objects, "has", deny)
+    code = "AccessDenied"
+    second = write(cache, NEXT, a=b"unchanged")
+    assert send(objects, second, first).shared == ()
+    code = "InvalidAccessKeyId"
+    with pytest.raises(StoreRequestDenied):
+        send(objects, write(cache, OTHER, a=b"unchanged"), second)
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", name(b"1")])
+def test_committed_checkpoint_that_the_store_lacks_is_sent_again(objects, cache, lost):
+    folder = write(cache, a=b"1", b=b"2")
+    first = send(objects, folder)
+    everything = dict(objects.objects)
+    del objects.objects[f"{KEY}/{lost}"]
+    assert send(objects, folder) == first
+    assert objects.objects == everything
 
 
 def test_upload_killed_anywhere_has_the_same_result_when_repeated(objects, cache):
