@@ -18,6 +18,7 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.s3_address import S3Credentials, parse_address
 from tunemq_shared.objects.s3_client import S3Client
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
@@ -131,6 +132,16 @@ def test_s07_each_role_may_do_its_own_work_and_is_refused_the_others(shelf: Buck
     assert shelf.names() == sorted(set(ALL) - set(removed))
     for key in shelf.names():
         assert shelf.content(key) == (b"after" if key in written else b"before")
+
+
+def test_s07_worker_that_may_not_list_learns_which_objects_of_checkpoints_are_there(shelf: Bucket):
+    key = f"trial/checkpoint_1-000001/{'d' * 64}"
+    address = parse_address(shelf.server.address(shelf.name, "farm/search"), {})
+    with S3Objects(address, shelf.roles["worker"]) as objects:
+        assert not objects.has(key, 6)
+        objects.put_bytes(key, b"before")
+        assert objects.has(key, 6)
+        assert not objects.has(key, 7)
 
 
 #: Objects that others trust as the scheduler's, in all spellings.
