@@ -418,6 +418,7 @@ class TestLocalStore(StoreContract):
     def store(
         self, tmp_path: Path, request: pytest.FixtureRequest
     ) -> Iterator[LocalCheckpointStore]:
+        (tmp_path / "experiment").mkdir()
         store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
         yield store
         # No test leaves a half-written file behind.

@@ -27,6 +27,7 @@ def put(n):
         return str(error)
 
 disk, source = Path(sys.argv[1]), Path(sys.argv[2])
+(disk / "experiment").mkdir(exist_ok=True)
 store = LocalCheckpointStore(disk / "experiment", durable=sys.argv[3] == "durable")
 """
 

@@ -162,6 +162,7 @@ class Scheduler:
     def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> TrialSpec:
         """Return the spec of a trial of ``trainable``."""
         number = how.pop("trial_number", 0)
+        (self._folder / "store").mkdir(exist_ok=True)
         environment = Environment(sys.executable, (), _VARIABLES, ())
         values: dict[str, Any] = {
             "experiment": "exp",

@@ -38,6 +38,7 @@ def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.Checkpoi
     (source / "file").write_text(content, encoding="ascii")
     attempt, n = (int(part) for part in key.rpartition("checkpoint_")[2].split("-"))
     info = CheckpointInfo(trial="t_00000", attempt=attempt, n=n, step=step, metrics={}, state={})
+    Path(plan.cache).mkdir(parents=True, exist_ok=True)
     put = LocalCheckpointStore(plan.cache).put_checkpoint(key, source, info)
     return m.CheckpointWritten("t_00000", attempt, n, step, key, put.sha256, put.size)
 

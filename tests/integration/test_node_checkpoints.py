@@ -345,6 +345,7 @@ def test_cache_of_a_finished_experiment_is_removed(node, scheduler, store):
 
 def test_trial_processes_write_to_a_local_store_directly(node, scheduler, tmp_path):
     store = str(tmp_path / "local")
+    (tmp_path / "local").mkdir()
     scheduler.assign(node.instance_id, order("t", start(scheduler, store, steps=2, size=10)))
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)
     assert keys(scheduler, CheckpointCommitted) == LocalCheckpointStore(store).list_checkpoints()

@@ -63,6 +63,7 @@ class Node:
 
     def write(self, source: Path, key: str = KEY) -> Path:
         """Write a checkpoint as a trial process does; return its folder."""
+        self.cache.mkdir(exist_ok=True)
         put(LocalCheckpointStore(self.cache, durable=False), source, key)
         return self.cache / key
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
 import pytest
 
 from tests.support.forkserver_driver import alive, serve
@@ -21,6 +22,7 @@ from tunemq_shared.protocol.messages import (
     TrialOrder,
     TrialPaused,
     TrialStarted,
+    TrialWaits,
 )
 from tunemq_workers.runtime import frames
 
@@ -350,6 +352,59 @@ def test_trial_process_writes_to_a_local_store_directly(serve):
     assert [type(event) for event in checkpoints(process)] == [CheckpointCommitted] * 3
     assert (server.root / checkpoints(process)[-1].key / "manifest.json").exists()
     assert not server.cache.exists()
+
+
+def save_when_told(config):
+    import time
+    from pathlib import Path
+
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.trial.session import report
+
+    print("running", flush=True)
+    while not Path(config["go"]).exists():
+        time.sleep(0.01)
+    report({"n": 1}, checkpoint=Checkpoint.from_dict({"n": 1}))
+
+
+@pytest.mark.parametrize("begins_without", [True, False], ids=["begins", "saves"])
+def test_trial_waits_while_the_folder_of_its_experiment_is_missing(serve, begins_without):
+    server = serve()
+    store, elsewhere = server.root / "store" / "experiment", server.root / "elsewhere"
+    store.mkdir(parents=True)
+    go = server.root / "go"
+    order = server.order(save_when_told, config={"go": str(go)}, store=str(store))
+    begin = msgspec.structs.replace(order.start, folder=str(store / "trial_0"))
+    if begins_without:
+        store.parent.rename(elsewhere)
+    process = server.start_order(TrialOrder(order.trial, 1, (), start=begin))
+    if not begins_without:
+        output = store / "trial_0" / "stdout"
+        eventually(lambda: output.exists() and "running" in output.read_text())
+        store.parent.rename(elsewhere)
+
+    def waited(count):
+        def found():
+            process.listen()
+            return [event for event in process.events if isinstance(event, TrialWaits)]
+
+        process.until(lambda: len(found()) >= count, "TrialWaits")
+        return found()
+
+    # As where a share was unmounted: its mount point is there.
+    store.parent.mkdir()
+    go.touch()
+    (waits,) = waited(1)
+    assert waits.what == "save"
+    assert f"there is no folder {store} on this machine" in waits.reason
+    # Fails if anything was made there.
+    store.parent.rmdir()
+    elsewhere.rename(store.parent)
+    process.gone()
+    (committed,) = checkpoints(process)
+    assert (store / committed.key / "manifest.json").exists()
+    assert isinstance(process.events[-1], TrialFinished)
+    assert [event.what for event in waited(2)] == ["save", ""]
 
 
 @pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])

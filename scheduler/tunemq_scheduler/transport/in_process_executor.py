@@ -114,7 +114,6 @@ class InProcessExecutor(TrialExecutor):
         start = order.start
         if start is None:
             return
-        os.makedirs(start.folder, exist_ok=True)
         host = socket.gethostname()
         started = m.TrialStarted(
             order.trial, order.attempt, os.getpid(), host, "127.0.0.1", time.time()
@@ -123,6 +122,7 @@ class InProcessExecutor(TrialExecutor):
         channel = _Queues(self._event_queue, self._notices)
         with closing(open_store(start.store)) as store:
             sink = StoreSink(store, os.path.basename(start.folder))
+            sink.make_folder(start.folder)
             session = TrialSession(order, unpack_config(start.config), channel, sink)
             run_trial(load(start.code), session)
         self._event_queue.put(m.SlotFreed(order.trial, order.attempt))

@@ -27,6 +27,13 @@ class StoreUnavailable(StoreError):
     """The store did not answer, or cannot do it now; another try may succeed."""
 
 
+def not_mounted(folder: object) -> StoreUnavailable:
+    """The error for a folder that exists wherever its store is mounted."""
+    return StoreUnavailable(
+        f"there is no folder {folder} on this machine; see that the store is mounted."
+    )
+
+
 class TransferCancelled(StoreError):
     """The transfer was called off."""
 

@@ -162,7 +162,6 @@ def make_copy_folder(parent: str, attempt: int) -> str:
 
     The trial's code may write there: the checkpoint itself is also for other trials and attempts.
     """
-    os.makedirs(parent, exist_ok=True)
     return tempfile.mkdtemp(prefix=_of_attempt(attempt), dir=parent)
 
 

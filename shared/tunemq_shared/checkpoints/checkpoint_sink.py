@@ -12,6 +12,14 @@ from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef, 
 class CheckpointSink(Protocol):
     """Saves checkpoints; the session calls it between two steps and waits for it."""
 
+    def make_folder(self, folder: str) -> None:
+        """Make the trial's folder if it is missing.
+
+        Raises:
+            StoreError: The store of which it is a part is not there.
+        """
+        ...
+
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten | CheckpointCommitted:
         """Save the files below ``source`` as the checkpoint that ``info`` describes.
 

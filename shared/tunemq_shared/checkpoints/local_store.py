@@ -24,7 +24,7 @@ from typing import Final
 
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.retrying import CancelToken
+from tunemq_shared.base.retrying import CancelToken, not_mounted
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
 from tunemq_shared.checkpoints.folder_listing import FolderListing, list_folder
 from tunemq_shared.checkpoints.hashed_copy import BaseCopy, copy_folder
@@ -38,7 +38,7 @@ from tunemq_shared.checkpoints.manifest import (
     make_manifest,
     parse_manifest,
 )
-from tunemq_shared.checkpoints.staging import StagingFolder, measure
+from tunemq_shared.checkpoints.staging import StagingFolder, make_in_store, measure
 from tunemq_shared.checkpoints.store import (
     CheckpointStore,
     CollectedGarbage,
@@ -56,7 +56,7 @@ class LocalCheckpointStore(CheckpointStore):
     """Checkpoints below one local folder.
 
     Args:
-        root: The folder; made on first use.
+        root: The folder; it must exist.
         durable: Sync a checkpoint to the disk before its key appears, so that even a power failure
             leaves only whole checkpoints.
         linking: Let checkpoints share equal files by hard links. Those files are read-only, because
@@ -97,7 +97,7 @@ class LocalCheckpointStore(CheckpointStore):
             failpoint("cache.after_copy")
             manifest = make_manifest(info, files, folders)
             self._write(staging / MANIFEST, manifest)
-            final.parent.mkdir(parents=True, exist_ok=True)
+            make_in_store(final.parent)
             failpoint("cache.before_rename")
             try:
                 staging.rename(final)
@@ -231,7 +231,7 @@ class LocalCheckpointStore(CheckpointStore):
                 f"{name} is damaged: expected SHA-256 {' or '.join(accepted)}, got {found}"
             )
         if not wrong and not self.root.is_dir():
-            raise StoreError(f"checkpoint {key} cannot be read: there is no folder {self.root}.")
+            raise not_mounted(self.root)
         raise CheckpointCorrupt(
             f"checkpoint {key}: {'; '.join(wrong) or f'it is not in {self.root}'}."
         )

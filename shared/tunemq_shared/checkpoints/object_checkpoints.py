@@ -188,8 +188,11 @@ def download(
             made.
     """
     manifest, data = _fetch_manifest(objects, key, sha256, cancel, on_trouble)
-    staging = StagingFolder(folder.parent.parent)
-    with _local(f"checkpoint {key} cannot be put into {folder}"), staging.new() as built:
+    cache = folder.parent.parent
+    what = f"checkpoint {key} cannot be put into {folder}"
+    with _local(what):
+        cache.mkdir(parents=True, exist_ok=True)
+    with _local(what), StagingFolder(cache).new() as built:
         if _is_there(folder, data):
             return manifest
         fetch_files(objects, key, manifest, built / FILES, cancel, on_trouble)

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tunemq_shared.base.retrying import not_mounted
 from tunemq_shared.system.folder_trees import names_in, remove_tree, statuses
 from tunemq_shared.system.plain_files import open_plain, open_regular
 
@@ -36,6 +37,20 @@ _ABANDONED_S: Final = 24 * 3600.0
 _LOOK_S: Final = 1.0
 
 
+def make_in_store(folder: str | Path) -> None:
+    """Make a folder if it is missing, but never the one above it.
+
+    Where a shared folder is not mounted, files would go to this machine's disk.
+
+    Raises:
+        StoreUnavailable: The folder above it is missing.
+    """
+    try:
+        Path(folder).mkdir(exist_ok=True)
+    except FileNotFoundError as error:
+        raise not_mounted(os.path.dirname(folder)) from error
+
+
 class RemovedFiles(NamedTuple):
     """The number of removed files, and their size in bytes."""
 
@@ -44,7 +59,7 @@ class RemovedFiles(NamedTuple):
 
 
 class StagingFolder:
-    """The staging folder below ``root``; made on first use."""
+    """The staging folder below ``root``, which exists; made on first use."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / STAGING
@@ -81,7 +96,7 @@ class StagingFolder:
 
         It has no lock: any process that finds it may remove it.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_in_store(self._folder)
         return self._folder / f"{_machine()}-{os.urandom(8).hex()}"
 
     def remove_leftovers(self) -> RemovedFiles:

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from tunemq_shared.base.retrying import CancelToken, ignore, retried
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
+from tunemq_shared.checkpoints.staging import make_in_store
 from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef
 
+_T = TypeVar("_T")
+
 
 class StoreSink:
-    """The `CheckpointSink` of one trial; ``folder_name`` names its folder in the experiment's."""
+    """The `CheckpointSink` of one trial.
 
-    def __init__(self, store: CheckpointStore, folder_name: str) -> None:
+    Args:
+        store: The experiment's store.
+        folder_name: The name of the trial's folder in it.
+        timeout_s: The most seconds to wait while a store's folder is not mounted.
+        say: Called with the reason when such a wait begins, and with an empty text when it ends.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        folder_name: str,
+        *,
+        timeout_s: float = 1.0,
+        say: Callable[[str], None] = ignore,
+    ) -> None:
         self._store = store
         self._folder_name = folder_name
+        self._timeout_s = timeout_s
+        self._say = say
+        self._trouble = ""
+
+    def make_folder(self, folder: str) -> None:
+        """Make the trial's folder; see `CheckpointSink.make_folder`."""
+        self._when_mounted(lambda: make_in_store(folder))
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
         """Save the files below ``source``; they are committed at once."""
         key = checkpoint_key(self._folder_name, info.attempt, info.n)
-        committed = self._store.put_checkpoint(key, source, info)
+        committed = self._when_mounted(lambda: self._store.put_checkpoint(key, source, info))
         return CheckpointCommitted(
             trial=info.trial,
             attempt=info.attempt,
@@ -34,4 +60,13 @@ class StoreSink:
 
     def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
         """Copy the verified files of ``ref`` into ``target``; see `CheckpointSink.get`."""
-        return self._store.get_checkpoint(ref.key, ref.sha256, target).state
+        get = self._store.get_checkpoint
+        return self._when_mounted(lambda: get(ref.key, ref.sha256, target)).state
+
+    def _when_mounted(self, call: Callable[[], _T]) -> _T:
+        return retried(call, CancelToken(self._timeout_s), self._tell)
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._say(trouble)

@@ -18,7 +18,7 @@ from typing import Final, Self
 import msgspec
 
 from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, StoreError
-from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, ignore, retried
+from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, ignore, not_mounted, retried
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BLOBS, BlobFolder
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
@@ -230,9 +230,7 @@ def copy_file(source: Path, target: Path) -> None:
     except FileNotFoundError as error:
         if source.parent.is_dir():
             raise BlobCorrupt(f"there is no blob {source}.") from error
-        raise StoreUnavailable(
-            f"there is no folder {source.parent} on this machine; see that the store is mounted."
-        ) from error
+        raise not_mounted(source.parent) from error
     except OSError as error:
         raise StoreUnavailable(f"the blob {source} cannot be read: {error.strerror}.") from error
     with file, target.open("xb") as copy:

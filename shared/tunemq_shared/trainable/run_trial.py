@@ -7,7 +7,6 @@ stopped.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -171,7 +170,7 @@ def _kind_of(trainable: type[Trainable] | Callable[..., Any]) -> str:
 def _save(trainable: Trainable, session: TrialSession) -> None:
     """Save a checkpoint of the last step."""
     folder = session.start.folder
-    os.makedirs(folder, exist_ok=True)
+    session.make_folder()
     temporary = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
     try:
         trainable.save(temporary)

@@ -213,8 +213,17 @@ class TrialSession:
         self.saved_step = step
         self._kept = SavedCheckpoint(_reference(kept), state, None)
 
+    def make_folder(self) -> None:
+        """Make the trial's folder if it is missing.
+
+        Raises:
+            StoreError: The store of which it is a part is not there.
+        """
+        self._checkpoints.make_folder(self.start.folder)
+
     def make_checkpoint_folder(self, step: int) -> str:
         """Make a folder in which the trainable writes a checkpoint; removed once that is saved."""
+        self.make_folder()
         folder = make_checkpoint_folder(self.start.folder, step)
         self._made_folders.add(folder)
         return folder
@@ -374,6 +383,7 @@ class TrialSession:
 
     def _copied(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
         """Copy the checkpoint's files into the trial's folder; returns the copy and its state."""
+        self.make_folder()
         copy = Path(make_copy_folder(self.start.folder, self.attempt), "files")
         return copy, self._checkpoints.get(ref, copy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import deque
 from pathlib import Path
@@ -85,6 +86,9 @@ class MemorySink:
         self.states: dict[str, dict] = {}
         self.metrics: dict[str, dict] = {}
         self.error: Exception | None = None
+
+    def make_folder(self, folder) -> None:
+        os.makedirs(folder, exist_ok=True)
 
     def save(self, source, info) -> CheckpointWritten | CheckpointCommitted:
         if self.error is not None:

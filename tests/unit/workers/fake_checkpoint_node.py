@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from tests.unit.workers.fakes import Clock, FakeConnection, FakeDisk, FakeTransfers, order, start
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
@@ -152,6 +153,7 @@ class FakeTrialProcess:
         info = CheckpointInfo(
             trial=self.trial, attempt=self.attempt, n=self.n, step=self.n, metrics={}, state={}
         )
+        Path(cache).mkdir(parents=True, exist_ok=True)
         store = LocalCheckpointStore(cache, durable=False, linking=True)
         put = store.put_checkpoint(key, source, info, base=self.previous)
         self.previous = key

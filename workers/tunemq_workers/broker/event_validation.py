@@ -72,6 +72,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "shared": Annotated[tuple[str, ...], Meta(max_length=0)],
     "output": _Nothing,
     "is_shared": Literal[False],
+    "what": Literal["", "save"],
     "reason": _Text,
     "instead": _Name,
     # The node itself reports the other kinds: some of them count against the node.
@@ -116,7 +117,8 @@ _Started: Final = _bounded(m.TrialStarted)
 _Committed: Final = _bounded(m.CheckpointCommitted)
 _Damaged: Final = _bounded(m.CheckpointDamaged)
 _Paused: Final = _bounded(m.TrialPaused)
-_Event = _Result | _Started | _Committed | _Damaged
+_Waits: Final = _bounded(m.TrialWaits)
+_Event = _Result | _Started | _Committed | _Damaged | _Waits
 _Ending = _bounded(m.TrialFinished) | _bounded(m.TrialFailed) | _Paused
 _decode_event: Final = msgspec.msgpack.Decoder(_Event).decode
 _decode_deep: Final = msgspec.msgpack.Decoder(_ResultOfAnyDepth).decode
@@ -225,6 +227,8 @@ class EventValidator:
             return ""
         if problem := self._wrong_time():
             return problem
+        if isinstance(event, _Waits):
+            return ""
         if isinstance(event, _Committed):
             return self._wrong_checkpoint(event)
         if isinstance(event, _Damaged):

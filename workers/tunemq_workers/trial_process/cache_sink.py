@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,16 @@ class CacheSink:
         #: The key of the previous checkpoint, to which unchanged files are linked.
         self._previous: str | None = None
 
+    def make_folder(self, folder: str) -> None:
+        """Make the trial's folder, which is the node's own."""
+        os.makedirs(folder, exist_ok=True)
+
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten:
         """Write the files below ``source`` once there is room; see `CheckpointSink.save`."""
         key = checkpoint_key(self._folder_name, info.attempt, info.n)
-        cache = _store(self._channel.ask_to_save())
+        root = self._channel.ask_to_save()
+        root.mkdir(parents=True, exist_ok=True)
+        cache = _store(root)
         written = cache.put_checkpoint(key, source, info, base=self._previous)
         self._previous = key
         return CheckpointWritten(

@@ -76,13 +76,9 @@ class TrialEnvironment(msgspec.Struct, frozen=True):
         see.
 
         Raises:
-            OSError: its folder or output files cannot be made.
+            OSError: its folder is missing, or its output files cannot be made.
         """
-        try:
-            os.chdir(start.folder)
-        except FileNotFoundError:
-            os.makedirs(start.folder, exist_ok=True)
-            os.chdir(start.folder)
+        os.chdir(start.folder)
         remove_leftovers(start.folder)  # of an attempt that was killed during a save
         output_files.redirect(start.folder)
         faulthandler.enable(file=2)

@@ -25,7 +25,13 @@ from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.store_sink import StoreSink
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.objects.store_address import is_remote
-from tunemq_shared.protocol.messages import TrialFailed, TrialOrder, TrialSpec, TrialStarted
+from tunemq_shared.protocol.messages import (
+    TrialFailed,
+    TrialOrder,
+    TrialSpec,
+    TrialStarted,
+    TrialWaits,
+)
 from tunemq_shared.trainable.run_trial import TrainableRunner
 from tunemq_shared.trainable.trainable_blobs import load
 from tunemq_shared.trial.session import TrialSession
@@ -125,7 +131,9 @@ class _TrialLoop:
         assert start is not None
         self._channel.says_that_it_waits = start.limits.has_times
         self._channel.before_ending = partial(output_files.settle, start.folder)
+        sink = self._sink(order, start)
         try:
+            sink.make_folder(start.folder)
             self._task.trial_environment.prepare(
                 start, process=self._task.name, gpus=self._spec.gpus
             )
@@ -140,14 +148,20 @@ class _TrialLoop:
         except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
             self._fail(order, "fetch" if isinstance(error, StoreError) else "load", error)
             return None
-        return TrialSession(order, config, self._channel, self._sink(start))
+        return TrialSession(order, config, self._channel, sink)
 
-    def _sink(self, start: TrialSpec) -> CheckpointSink:
+    def _sink(self, order: TrialOrder, start: TrialSpec) -> CheckpointSink:
         """Return the trial's checkpoint sink: a folder is written here, a store by the node."""
         folder_name = os.path.basename(start.folder)
         if is_remote(start.store):
             return CacheSink(self._channel, folder_name)
-        return StoreSink(LocalCheckpointStore(start.store), folder_name)
+
+        def say(reason: str) -> None:
+            what = "save" if reason else ""
+            self._channel.send(TrialWaits(order.trial, order.attempt, what, reason))
+
+        store = LocalCheckpointStore(start.store)
+        return StoreSink(store, folder_name, timeout_s=start.sync_timeout_s, say=say)
 
     def _fail(self, order: TrialOrder, kind: str, error: BaseException) -> None:
         text = traceback_text(error)

@@ -15,6 +15,7 @@ from tunemq_shared.trainable.trainable import Trainable
 
 @pytest.fixture
 def store(tmp_path):
+    (tmp_path / "store").mkdir()
     return LocalCheckpointStore(tmp_path / "store")
 
 
@@ -44,6 +45,7 @@ def test_dict_checkpoint_is_restored_as_a_dict(store):
 
 
 def test_checkpoint_of_another_search_keeps_its_counters(store, folder, tmp_path):
+    (tmp_path / "other").mkdir()
     other = LocalCheckpointStore(tmp_path / "other")
     state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
     committed = put(other, folder, step=7, state=state)

@@ -20,6 +20,7 @@ from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalCheckpointStore:
+    (tmp_path / "experiment").mkdir()
     return LocalCheckpointStore(tmp_path / "experiment")
 
 

@@ -20,6 +20,7 @@ FIRST, SECOND = "train_0/checkpoint_1-000001", "train_0/checkpoint_1-000002"
 
 @pytest.fixture
 def cache(tmp_path: Path) -> LocalCheckpointStore:
+    (tmp_path / "cache").mkdir()
     return LocalCheckpointStore(tmp_path / "cache", durable=False, linking=True)
 
 
@@ -212,6 +213,7 @@ def test_source_that_changes_during_the_comparison_is_detected(
 
 
 def test_store_that_shares_nothing_links_nothing(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "experiment").mkdir()
     store = LocalCheckpointStore(tmp_path / "experiment")
     put(store, source, FIRST)
     put_second(store, source)

@@ -22,6 +22,7 @@ from tests.support.searches.checkpoints import KEY, contents, fill, put
 from tests.support.synced_files import SyncedFiles
 from tunemq_shared.base import failpoints
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError, ConfigError, StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.checkpoints import folder_listing, hashed_copy
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
@@ -57,6 +58,7 @@ def collect(store: LocalCheckpointStore) -> CollectedGarbage:
 @pytest.fixture(params=[True, False], ids=["durable", "quick"])
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCheckpointStore]:
     store = LocalCheckpointStore(tmp_path / "experiment", durable=request.param)
+    store.root.mkdir()
     yield store
     # No test leaves a partial checkpoint behind.
     staging = tmp_path / "experiment" / ".staging"
@@ -82,6 +84,7 @@ def test_durable_checkpoint_is_synced_before_its_key_shows_it(
     # The store also syncs a large file while it copies it, but those syncs miss its end.
     monkeypatch.setattr(hashed_copy, "_SYNC_EVERY", 2**20)
     disk = SyncedFiles(monkeypatch)
+    (tmp_path / "experiment").mkdir()
     put(LocalCheckpointStore(tmp_path / "experiment"), source)
     names = [path.name for path in source.rglob("*") if path.is_file()]
     assert sorted(disk.renamed) == sorted([*names, "manifest.json"])
@@ -236,7 +239,7 @@ def test_too_many_files_are_rejected_before_any_is_copied(
     monkeypatch.setattr(folder_listing, "MAX_FILES", 4)
     with pytest.raises(CheckpointError, match=r"source' has more than 4 files, .* archive"):
         put(store, source)
-    assert not store.root.exists()
+    assert not list(store.root.iterdir())
 
 
 @pytest.mark.parametrize("name", [name for name in FAILPOINTS if name.startswith("cache.")])
@@ -328,12 +331,22 @@ def test_copy_that_fits_neither_manifest_names_both(
 def test_missing_checkpoint_is_damage_and_a_missing_store_is_not(
     store: LocalCheckpointStore, source: Path
 ) -> None:
-    with pytest.raises(StoreError, match=r"there is no folder .*experiment") as caught:
+    store.root.rmdir()
+    with pytest.raises(StoreUnavailable, match=r"there is no folder .*experiment"):
         store.open_checkpoint(KEY, "0" * 64)
-    assert not isinstance(caught.value, CheckpointCorrupt)
+    store.root.mkdir()
     put(store, source, "train_1/other")
     with pytest.raises(CheckpointCorrupt, match=rf"{KEY}: it is not in .*experiment"):
         store.open_checkpoint(KEY, "0" * 64)
+
+
+def test_folder_of_a_store_that_is_not_mounted_is_never_made(
+    store: LocalCheckpointStore, source: Path
+) -> None:
+    store.root.rename(store.root.with_name("elsewhere"))
+    with pytest.raises(StoreUnavailable, match=r"no folder .*experiment on this machine.*mounted"):
+        put(store, source)
+    assert not store.root.exists()
 
 
 # --- fetching a copy ------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def objects() -> Recorded:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> LocalCheckpointStore:
+    (tmp_path / "cache").mkdir()
     return LocalCheckpointStore(tmp_path / "cache", durable=False)
 
 

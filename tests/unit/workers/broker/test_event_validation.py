@@ -176,7 +176,7 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (result(attempt=2), "names trial 't', attempt 2"),
         (TrialFinished("t", 1), "'kind': Invalid value 'finished'"),
         (TrialPaused("t", 1), "'kind'"),
-        (TrialWaits("t", 1, "save", ""), "'kind'"),
+        (TrialWaits("t", 1, "code", ""), "'code'"),
         (TrialProcessDied("t", 1, 1, 9, None, 1.0), "'kind'"),
         (SlotFreed("t", 1), "'kind'"),
         (SlotFreed("other", 1), "'kind'"),
