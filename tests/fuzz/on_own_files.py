@@ -12,6 +12,7 @@ import msgspec
 from tests.fuzz.decoder import Bench, Decoder, of_type, samples_of
 from tests.unit.scheduler.journals import TURNS, begun
 from tunemq_scheduler.api.farm_answers import ExperimentDetail
+from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
@@ -110,7 +111,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             "run record",
             lambda data: run_record._decoded(data, "it"),
             (JournalError,),
-            samples_of(run_record.RunRecord, as_json=True),
+            (*samples_of(run_record.RunRecord, as_json=True), _a_run_record()),
             ("tunemq_scheduler.storage.run_record:_decoded",),
         ),
         Decoder(
@@ -271,3 +272,8 @@ def _tuners() -> tuple[bytes, ...]:
     ours = {"version": saved_tuner._VERSION, **saved_tuner._versions()}
     found = [msgspec.msgpack.decode(one) for one in samples_of(saved_tuner.SavedTuner)]
     return tuple(msgspec.msgpack.encode({**one, **ours}) for one in found)
+
+
+def _a_run_record() -> bytes:
+    holder = LeaseHolder.this_process()
+    return msgspec.json.encode(run_record.RunRecord(holder=holder, term=1, run=1, is_warm=True))

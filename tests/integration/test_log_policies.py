@@ -143,4 +143,4 @@ def test_f23_gpu_out_of_memory_in_a_child_is_retried_once_with_a_whole_gpu(
     assert died.cause == "cuda_memory"
     assert summary_of(results, 0).resources == {"cpu": 1.0, "gpu": 1.0}
     written = Path(result.path, "error.txt").read_text()
-    assert "out of GPU memory: it shared a GPU (gpu=0.5), and has a whole one" in written
+    assert "out of GPU memory: it shared a GPU (gpu=0.5), and gets a whole one" in written

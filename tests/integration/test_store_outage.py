@@ -110,7 +110,7 @@ def test_submit_says_that_the_store_is_away_and_continues_when_it_is_back(
         assert submit.stderr is not None
         said = submit.stderr.readline()
         assert server.url in said
-        assert "It is tried again for up to 120 s." in said
+        assert "Retrying for up to 120 s." in said
         server.start()
         submit.stderr.read()
     assert submit.returncode == 0
