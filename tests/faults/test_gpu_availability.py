@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
@@ -12,7 +11,7 @@ import pytest
 
 from tests.integration.farm_support import Node, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.fake_gpus import FakeGpus, gpu, remove_locks
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import (
     NodeWarned,
@@ -23,7 +22,6 @@ from tunemq_shared.protocol.messages import (
     TrialStarted,
     TrialWaits,
 )
-from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -107,10 +105,7 @@ def gpus(tmp_path, monkeypatch, server, scheduler) -> Iterator[Gpus]:
     gpus = Gpus(tmp_path, monkeypatch, server, scheduler, uuids)
     yield gpus
     gpus.node.end()
-    for folder in FOLDERS:
-        for uuid in uuids:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+    remove_locks(*uuids)
 
 
 def test_no_trial_process_starts_before_gpu_memory_of_a_killed_one_is_free(gpus):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ import pytest
 
 from tests.integration.farm_support import Node, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.fake_gpus import FakeGpus, gpu, remove_locks
 from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import DevicesUsed, ResultReported, SlotFreed
-from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.integration
 
 
 def takes_memory(config):
-    import os
     import time
     from pathlib import Path
 
@@ -43,9 +40,7 @@ def uuid() -> Iterator[str]:
     """Yield the unique UUID of a fake GPU."""
     uuid = f"GPU-test-{secrets.token_hex(6)}"
     yield uuid
-    for folder in FOLDERS:
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+    remove_locks(uuid)
 
 
 def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(

@@ -5,7 +5,6 @@ All processes are real; the driver is faked.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -18,10 +17,9 @@ from typing import Any
 import pytest
 
 from tests.integration.node_fixtures import server
-from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.fake_gpus import FakeGpus, gpu, remove_locks
 from tests.support.farms.farm_processes import Command
 from tests.support.waiting import eventually
-from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["server"]
 
@@ -131,10 +129,7 @@ def fake(tmp_path: Path) -> Iterator[FakeGpus]:
     """Two fake GPUs with unique UUIDs."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield FakeGpus(tmp_path / "gpus.json", [gpu(uuid) for uuid in uuids])
-    for folder in FOLDERS:
-        for uuid in uuids:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+    remove_locks(*uuids)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.integration.farm_support import RedisServer, Scheduler, order
 from tests.integration.gpu_fixtures import uuids
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.farms.farm_processes import Command
+from tests.support.other_users import NOBODY, reachable
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import decode_node_metrics
@@ -168,6 +171,24 @@ def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, sch
     assert f"process {first.process.pid} (worker one)" in rejected.said
     first.kill()
     worker("three", "--gpus", f"{uuids[1]},").registration(scheduler)
+
+
+def test_a_worker_of_root_starts_on_a_gpu_whose_lock_another_user_holds(worker, scheduler, uuids):
+    holds = (
+        "import sys; from tunemq_shared.protocol.messages import Gpu;"
+        "from tunemq_workers.gpu.gpu_locks import take_gpus;"
+        "take_gpus([Gpu(sys.argv[1])], 'trial');"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    line = [*reachable(NOBODY), sys.executable, "-c", holds, uuids[0]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, cwd="/") as trial:
+        assert trial.stdout is not None
+        assert trial.stdout.readline() == "locked\n"
+        one = worker("one", "--gpus", uuids[0])
+        assert one.registration(scheduler).gpus == (Gpu(uuids[0]),)
+        one.says(f"used by process {trial.pid} (trial)")
+        trial.kill()
 
 
 def test_gpus_that_cannot_be_offered_are_named(worker):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.gpu_fixtures import uuids
+from tests.support.fake_gpus import remove_locks
 from tests.support.farms.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
 from tests.support.farms.farm_service import Search
 from tests.support.small_disk import on_small_disk, with_small_disk
 from tunemq_scheduler.security.findings import FindingLevel
-from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["farm", "uuids"]
 
@@ -74,10 +74,7 @@ def test_a_head_whose_clock_is_off_by_an_hour_is_found(farm: ExaminedFarm, tmp_p
 def test_two_workers_on_one_gpu_are_found(farm: ExaminedFarm, uuids: list[str]):
     shared, own = uuids
     with farm.worker("first", "--gpus", shared):
-        for folder in FOLDERS:  # as where containers do not share it
-            lock = Path(folder, f"tunemq-gpu-{shared}.lock")
-            if lock.exists():
-                lock.unlink()
+        remove_locks(shared)  # as where containers do not share the folder
         with farm.worker("second", "--gpus", f"{shared},{own}"):
             finding = farm.has_only("node-gpus", "--gpus", "/dev/shm")
     assert shared in finding.what

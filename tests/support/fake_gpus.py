@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tunemq_workers.gpu.gpu_locks import FOLDERS, ROOT_FOLDER
+
 FOLDER = str(Path(__file__).parents[1] / "fake_nvml")
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -127,6 +129,14 @@ class FakeGpus:
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(self._said))
         new.replace(self.file)
+
+
+def remove_locks(*uuids: str) -> None:
+    """Remove the lock files of these devices."""
+    for folder in FOLDERS:
+        for uuid in uuids:
+            for part in ("", ROOT_FOLDER):
+                Path(folder, part, f"tunemq-gpu-{uuid}.lock").unlink(missing_ok=True)
 
 
 def take_memory(file: str | Path, uuid: str, size: float, pid: int | None = None) -> None:
