@@ -331,12 +331,16 @@ class SoakFarm:
         return time.monotonic() - age
 
     def files_of_workers(self) -> list[Path]:
-        """The files in the workers' folders except logs."""
+        """The files in the workers' folders except logs, and files of trials on killed nodes.
+
+        The next node there keeps the latter for some days: they may be in no store.
+        """
         files = [
             Path(at, name)
             for number in range(len(self.workers))
             for at, _folders, names in os.walk(self.folder / f"node{number}")
             for name in names
+            if "/trials/unsent-" not in at
         ]
         return [file for file in files if ".log" not in file.suffixes]
 
