@@ -100,7 +100,7 @@ def test_f23_cuda_out_of_memory_is_not_retried(start, way):
     assert [status for status, _ in results] == ["ERROR", "TERMINATED"]
     (failed,) = search.all_of(m.TrialFailed)
     assert failed.kind == "cuda_memory"
-    assert "out of GPU memory: not tried again" in failures_of(search, 0)
+    assert "out of GPU memory: not retried" in failures_of(search, 0)
     assert "FailureConfig(retry_cuda_memory=True)" in results[0][1]
     continued(search, 1)
 
@@ -121,7 +121,7 @@ def test_trials_beside_a_forkserver_killer_finish_with_no_failures_allowed(start
 
     assert [status for status, _ in results] == ["TERMINATED", "ERROR", "TERMINATED"]
     assert "not counted, because other trials ran there" in failures_of(search, 1)
-    assert "while they ran it and no other trial: 1 (" in results[1][1]
+    assert "while they ran only this trial (" in results[1][1]
     for number in (0, 2):
         continued(search, number)
 

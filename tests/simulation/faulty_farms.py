@@ -45,7 +45,7 @@ DOWNTIMES_S: Final = (0.0, 0.5, 5.0, 20.0)
 
 def found_all_damaged(trial: TrialSummary) -> bool:
     """Whether the trial ended because none of its checkpoints was whole."""
-    return trial.status == ERROR and trial.reason.startswith("checkpoint not restored: not tried")
+    return trial.status == ERROR and trial.reason.startswith("checkpoint not restored: not retried")
 
 
 class SchedulerDied(Exception):
