@@ -259,7 +259,7 @@ class SearchRun:
             self._copier.delete_checkpoint(removal.key)
 
     def _finish_records(self) -> None:
-        """Notify callbacks of the end; limit the time for copies where nobody waits for them."""
+        """Notify callbacks of the end; after an interrupt or an outage, limit the copies."""
         timer = threading.Timer(SHORT_S, self._give_up_copying)
         is_brief = self.loop.runner.interrupted or self._has_given_up
         if self._copier is not None and is_brief:

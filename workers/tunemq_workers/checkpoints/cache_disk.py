@@ -29,12 +29,12 @@ from tunemq_shared.system.plain_files import open_to_read
 #: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
 
-#: How long the files of one checkpoint are counted: meanwhile the node's other disk jobs wait.
+#: Seconds for counting the files of one checkpoint: meanwhile its search's other disk jobs wait.
 _COUNT_S: Final = 0.5
+#: The most files that are counted: the node remembers the size of each.
+_MAX_NAMES: Final = 100_000
 #: Seconds for reading a cache that an earlier node left.
 _TAKE_OVER_S: Final = 60.0
-#: How many of them are counted: the node remembers the size of each.
-_MAX_NAMES: Final = 100_000
 _NAME: Final = re.compile(r"checkpoint_(\d+)-(\d+)")
 
 _log = logging.getLogger(__name__)

@@ -571,8 +571,8 @@ class RunningExperiments:
         if key is None or not (is_due and self._allocator.waits_for(one.name)):
             return
         self._notices(
-            f"{one.name}: its process cannot start, so nobody knows which slots its trials hold."
-            " They are ended for the other searches, and continue from their checkpoints later."
+            f"{one.name}: its process cannot start to report which slots its trials hold. The farm"
+            " ends them, so that other searches get slots; they continue from their checkpoints."
         )
         self._end_trial_processes(key)
         self._streams.drop(one.name)
