@@ -22,7 +22,7 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_scheduler.experiment import restore
+from tunemq_scheduler.experiment import bring_experiment as bringing
 from tunemq_scheduler.journal import journal_copy
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
@@ -505,19 +505,19 @@ def test_interrupted_fetch_of_a_search_can_be_repeated(
     objects.put_bytes("tuner.pkl/forged", b"x")  # a worker's key may write it
     holder = LeaseHolder.this_process()
     record = RunRecord(holder=holder, term=3, run=1, is_warm=True, events_key="tunemq:events:x")
-    monkeypatch.setattr(restore, "open_objects", lambda _address: objects)
+    monkeypatch.setattr(bringing, "open_objects", lambda _address: objects)
     folder = tmp_path / "brought"
 
     def cut_off(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(restore, "write_record", cut_off)
+        patch.setattr(bringing, "write_record", cut_off)
         with pytest.raises(KeyboardInterrupt):
-            restore.bring_experiment("s3://unused", str(folder), SIGNER, record)
+            bringing.bring_experiment("s3://unused", str(folder), SIGNER, record)
     assert not (folder / FILE_NAME).exists()
 
-    assert restore.bring_experiment("s3://unused", str(folder), SIGNER, record) == ""
+    assert bringing.bring_experiment("s3://unused", str(folder), SIGNER, record) == ""
     assert recover(folder / FILE_NAME).turn == len(TURNS)
     assert read_record(str(folder)) == record
     assert [one.name for one in folder.iterdir()] == [FILE_NAME]

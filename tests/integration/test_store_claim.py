@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+import psutil
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.own_store import own_bucket, server
+from tests.support.waiting import eventually
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.storage import store_claim
 from tunemq_scheduler.storage.run_record import RunRecord, store_record
@@ -48,6 +50,10 @@ def address(minio: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch) -
 
 def a_record(run: int = 1) -> RunRecord:
     return RunRecord(holder=LeaseHolder.this_process(), term=0, run=run, is_warm=False)
+
+
+def connected_ports() -> set[int]:
+    return {one.raddr.port for one in psutil.Process().net_connections("tcp") if one.raddr}
 
 
 def test_claim_that_another_run_took_is_found_after_a_pause_and_stays_so(address, clock):
@@ -91,7 +97,7 @@ def test_check_does_not_wait_for_the_check_of_another_thread(server, own_bucket)
         return thread
 
     waiting = check(patient)
-    check(CancelToken(1.0)).join(60)  # by now the other one reads, too
+    eventually(lambda: server.port in connected_ports())
     brief = check(CancelToken(1.0))
     brief.join(60)
     assert waiting.is_alive()

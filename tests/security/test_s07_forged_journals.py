@@ -16,7 +16,7 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_scheduler.experiment.restore import bring_experiment
+from tunemq_scheduler.experiment.bring_experiment import bring_experiment
 from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
@@ -127,10 +127,10 @@ def bring_experiment_from(
     objects: ObjectStore, folder: Path, message_signer: MessageSigner
 ) -> None:
     """As `--take-over` does."""
-    from tunemq_scheduler.experiment import restore
+    from tunemq_scheduler.experiment import bring_experiment as bringing
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(restore, "open_objects", lambda _address: objects)
+        patched.setattr(bringing, "open_objects", lambda _address: objects)
         bring_experiment("s3://unused/farm/digits", str(folder), message_signer)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.simulation.memory_objects import MemoryObjects
 from tests.support.searches.checkpoints import KEY, info
 from tests.support.stores.object_servers import ServedFolder
-from tunemq_scheduler.experiment.restore import _bring_files
+from tunemq_scheduler.experiment.bring_experiment import _bring_files
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name

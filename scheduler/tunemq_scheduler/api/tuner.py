@@ -266,14 +266,15 @@ class Tuner:
         prepared = prepare(self._trainable, space, tune, run)
         found, self._restored = self._restored, None
         if found is None:
-            storage, options = storage_for(prepared), None
+            storage, options, address = storage_for(prepared), None, ""
         else:
             storage, options = StorageLocation(found.folder, found.store), found.options
+            address = found.address
 
         def keep() -> None:
             save_tuner(storage.folder, kept, name=prepared.trainable_name, seed=prepared.seed)
 
-        return Experiment(prepared, storage, options, keep=keep)
+        return Experiment(prepared, storage, options, keep=keep, brought_from=address)
 
     def get_results(self) -> ResultGrid:
         """Return the results of `fit`; before `fit`, the results so far of a restored experiment.

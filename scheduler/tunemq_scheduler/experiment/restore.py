@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,11 +16,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
+from tunemq_scheduler.experiment.bring_experiment import bring_experiment
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.journal import journal_layout
-from tunemq_scheduler.journal.copied_objects import TUNER
-from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others
+from tunemq_scheduler.journal.fetch_copy import has_others
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.results.result_grid import ResultGrid
@@ -32,19 +30,15 @@ from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
-from tunemq_scheduler.storage.run_record import RunRecord, last_heard, write_record
+from tunemq_scheduler.storage.run_record import last_heard
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
-from tunemq_shared.base.retrying import CancelToken
-from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.code.code_by_value import trainable_name
-from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment
 from tunemq_shared.signing.key_files import journal_signer
-from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
 
@@ -56,10 +50,14 @@ _log = logging.getLogger(__name__)
 
 
 class RestoredExperiment(NamedTuple):
-    """An experiment that can be resumed, and the arguments for that."""
+    """An experiment that can be resumed, and the arguments for that.
+
+    ``address`` is the address from which it is restored; empty if from a folder.
+    """
 
     folder: str
     store: str
+    address: str
     param_space: dict[str, Any] | None
     tune: TuneConfig
     run: RunConfig
@@ -97,7 +95,8 @@ def restored(
         StoreError: its store cannot be reached.
     """
     place = os.fspath(path)
-    folder = _fetched(canonical_address(place)) if is_remote(place) else _local(place)
+    address = canonical_address(place) if is_remote(place) else ""
+    folder = _fetched(address) if address else _local(place)
     saved = read_tuner(folder)
     header = read_header(Path(folder) / FILE_NAME)
     _check_trainable(trainable, saved)
@@ -121,6 +120,7 @@ def restored(
     return RestoredExperiment(
         folder=folder,
         store=header.store,
+        address=address,
         param_space=space,
         tune=replace(tune, seed=saved.seed),
         run=replace(run, resume_from_checkpoint=None),
@@ -268,67 +268,6 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(
-    address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
-) -> str:
-    """Copy an experiment without its checkpoints from its store into a folder without a journal.
-
-    The journal appears there last, and complete: before, the experiment can be brought again.
-
-    Args:
-        address: the experiment's address in the store.
-        folder: the target.
-        message_signer: verifies the search's journals. With keys, it accepts only a journal and a
-            Tuner that the scheduler signed.
-        record: the record of the last run, to be stored beside the journal.
-
-    Returns:
-        What the journal's copy lacked, for messages; empty if nothing.
-
-    Raises:
-        ConfigError: there is none at this address.
-        StoreError: the store cannot be reached, or the copy cannot be used.
-        JournalError: the journal's copy cannot be used.
-    """
-    os.makedirs(folder, exist_ok=True)
-    try:
-        with open_objects(address) as objects:
-            _bring_files(objects, Path(folder))
-            fetched = Path(folder, _FETCHED)
-            remove_tree(fetched)  # an earlier attempt was killed
-            fetched.mkdir()
-            journal = fetched / FILE_NAME
-            try:
-                found = fetch_journal(
-                    objects, journal, message_signer, replay=replay_as_far_as_possible
-                )
-            except JournalError as error:  # a run that is alive may be the cause
-                heard = last_heard(objects, message_signer)
-                error.args = (f"{error} The last run there: {heard}.",)
-                raise
-    except NoSuchObject as error:
-        raise ConfigError(
-            f"{without_settings(address)} is not an experiment, or its journal was not copied "
-            "there yet. Give the local folder of the search."
-        ) from error
-    copied, tuner = journal / TUNER, Path(folder, TUNER_FILE)
-    if copied.exists():
-        copied.replace(tuner)
-    elif message_signer.is_signed:
-        tuner.unlink(missing_ok=True)
-    if record is not None:
-        write_record(str(fetched), record)
-    try:
-        journal.rename(Path(folder, FILE_NAME))
-    except OSError as error:
-        raise JournalError(
-            f"the journal cannot be brought to {folder}: {error.strerror}; move that folder away."
-        ) from error
-    journal_layout.sync_folder(Path(folder))
-    fetched.rmdir()
-    return found.lost
-
-
 def _is_of(folder: str, shown: str) -> bool:
     try:
         header = read_header(Path(folder) / FILE_NAME)
@@ -336,34 +275,3 @@ def _is_of(folder: str, shown: str) -> bool:
         return False
     is_same = without_settings(header.store).rstrip("/") == shown
     return is_same and os.path.isfile(os.path.join(folder, TUNER_FILE))
-
-
-def _bring_files(objects: ObjectStore, folder: Path) -> None:
-    """Copy the experiment's and its trials' own files, without checkpoints."""
-    listed = list(objects.list())
-    names = {TUNER_FILE, *(found.key for found in listed)}
-    for found in listed:
-        if not is_safe_name(found.key):
-            raise StoreError(f"the store has an object of the name {found.key!r}.")
-        parts = found.key.split("/")
-        if any("/".join(parts[:length]) in names for length in range(1, len(parts))):
-            _log.warning("%s is not restored: a part of its name is a file.", found.key)
-            continue
-        # Folders that begin with a dot are not needed: code is uploaded again.
-        if (
-            parts[0] == FILE_NAME
-            or parts[0].startswith(".")
-            or any(part.startswith(_CHECKPOINT) for part in parts)
-        ):
-            continue
-        path = folder.joinpath(*parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fetched = folder / _FETCHED_FILE
-        fetched.unlink(missing_ok=True)  # an earlier attempt was cut off
-        try:
-            objects.get_file(found.key, fetched, size=found.size, cancel=CancelToken())
-        except (NoSuchObject, ObjectSizeMismatch):  # a live run has replaced it
-            _log.warning("%s is not restored: it has changed meanwhile.", found.key)
-            continue
-        shutil.copyfile(fetched, path)  # a process may have the file open as its output
-        fetched.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
+from tunemq_scheduler.experiment.bring_experiment import take_over
 from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
@@ -58,6 +60,7 @@ from tunemq_shared.signing.key_files import journal_signer
 
 #: The name of the experiment's subfolder with this machine's own copies of checkpoints.
 CACHE: Final = ".cache"
+_log = logging.getLogger(__name__)
 _NO_CODE: Final = BlobRef("", 0, "")
 _NO_ENVIRONMENT: Final = Environment("", (), {}, ())
 
@@ -70,6 +73,7 @@ class Experiment:
         storage: its existing folder, and its store.
         resume: how to resume the experiment in that folder; None for a new one.
         keep: called when the experiment is open and before it starts.
+        brought_from: the address from which it was restored; empty if from a folder.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Experiment:
         resume: ResumeOptions | None = None,
         *,
         keep: Callable[[], None] = lambda: None,
+        brought_from: str = "",
     ) -> None:
         self.prepared = prepared
         self.folder, self._store_address = storage
@@ -86,6 +91,7 @@ class Experiment:
         self.is_resumed = resume is not None
         self._resume = resume
         self._keep = keep
+        self._brought_from = brought_from
         self._settings = prepared.settings
         self._id = uuid.uuid4().hex[:8]
         self._event: ExperimentResumed | None = None
@@ -191,6 +197,10 @@ class Experiment:
 
     def _open(self) -> OpenExperiment:
         if self._resume is not None:
+            if self._brought_from:
+                lost = take_over(self._brought_from, self.folder, self._message_signer)
+                if lost:
+                    _log.warning("%s", lost)
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
             try:
                 self._event = self._resumption(opened, self._resume)

@@ -154,13 +154,21 @@ class ObjectServer(ABC):
 
     def freeze(self) -> None:
         """Let it keep its connections and answer nothing (SIGSTOP) until `thaw`."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
+        for pid in self._signal(signal.SIGSTOP):
+            # A thread on another CPU may answer one more request before the signal reaches it.
+            tasks = Path(f"/proc/{pid}/task")
+            eventually(lambda tasks=tasks: all(map(_is_stopped, tasks.glob("*/stat"))))
 
     def thaw(self) -> None:
         """Resume the stopped process."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> list[int]:
         assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
+        pids = [self.process.pid, *descendants(self.process.pid)]
+        for pid in pids:
+            os.kill(pid, number)
+        return pids
 
     def _end(self, how: signal.Signals) -> None:
         if self.process is None:
@@ -243,23 +251,14 @@ class ServedFolder(ObjectServer):
         """Files of objects whose upload is in progress, or whose writer or server died."""
         return list(self.data.rglob(f"{INCOMPLETE}*"))
 
-    def freeze(self) -> None:
-        """See `ObjectServer.freeze`."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """See `ObjectServer.thaw`."""
-        self._signal(signal.SIGCONT)
-
     def _end(self, how: signal.Signals) -> None:
         below = descendants(self.process.pid) if self.process is not None else set()
         super()._end(how)
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        for pid in (self.process.pid, *descendants(self.process.pid)):
-            os.kill(pid, number)
+
+def _is_stopped(stat: Path) -> bool:
+    return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class Certificate:

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
+from tunemq_scheduler.experiment.bring_experiment import bring_experiment, take_over
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.experiment.restore import RestoredExperiment, bring_experiment, restored
+from tunemq_scheduler.experiment.restore import RestoredExperiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL, ExperimentJob
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
@@ -79,7 +80,10 @@ def run_on_farm(parts: TunerParts, job: ExperimentJob, connection: SupervisorCon
     if place.copy:
         tell(f"Fetching the experiment from {place.copy} to {place.folder} ...")
         with connection.alive():
-            lost = bring_experiment(place.copy, place.folder, message_signer, record)
+            given = (place.copy, place.folder, message_signer, record)
+            lost = bring_experiment(*given)
+            if (brought_again := take_over(*given)) is not None:
+                lost = brought_again
     prepared, found, keep = _prepared(parts, place, job)
     experiment = FarmExperiment(
         prepared,

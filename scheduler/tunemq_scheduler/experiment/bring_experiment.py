@@ -1,0 +1,171 @@
+"""Brings an experiment from its store to this machine, and takes it over from another run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
+from tunemq_scheduler.journal import journal_layout
+from tunemq_scheduler.journal.copied_objects import TUNER
+from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_lock import JournalLock
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
+from tunemq_scheduler.storage.run_record import RunRecord, last_heard, read_record, write_record
+from tunemq_scheduler.storage.store_claim import FRESH_S, StoreClaim
+from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.base.retrying import CancelToken
+from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.signing.message_signing import MessageSigner
+from tunemq_shared.system.folder_trees import remove_tree
+
+#: Seconds until another run has noticed this one's record before it deletes a checkpoint.
+_NOTICED_S: Final = 2 * FRESH_S
+_CHECKPOINT: Final = "checkpoint_"
+#: The folder, in an experiment's, to which its journal is fetched.
+_FETCHED: Final = ".fetched"
+_FETCHED_FILE: Final = ".fetched-file"
+_log = logging.getLogger(__name__)
+
+
+def bring_experiment(
+    address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
+) -> str:
+    """Copy an experiment without its checkpoints from its store into a folder without a journal.
+
+    The journal appears there last, and complete: before, the experiment can be brought again.
+
+    Args:
+        address: the experiment's address in the store.
+        folder: the target.
+        message_signer: verifies the search's journals. With keys, it accepts only a journal and a
+            Tuner that the scheduler signed.
+        record: the record of the last run, to be stored beside the journal.
+
+    Returns:
+        What the journal's copy lacked, for messages; empty if nothing.
+
+    Raises:
+        ConfigError: there is none at this address.
+        StoreError: the store cannot be reached, or the copy cannot be used.
+        JournalError: the journal's copy cannot be used.
+    """
+    os.makedirs(folder, exist_ok=True)
+    try:
+        with open_objects(address) as objects:
+            _bring_files(objects, Path(folder))
+            fetched = Path(folder, _FETCHED)
+            remove_tree(fetched)  # an earlier attempt was killed
+            fetched.mkdir()
+            journal = fetched / FILE_NAME
+            try:
+                found = fetch_journal(
+                    objects, journal, message_signer, replay=replay_as_far_as_possible
+                )
+            except JournalError as error:  # a run that is alive may be the cause
+                heard = last_heard(objects, message_signer)
+                error.args = (f"{error} The last run there: {heard}.",)
+                raise
+    except NoSuchObject as error:
+        raise ConfigError(
+            f"{without_settings(address)} is not an experiment, or its journal was not copied "
+            "there yet. Give the local folder of the search."
+        ) from error
+    copied, tuner = journal / TUNER, Path(folder, TUNER_FILE)
+    if copied.exists():
+        copied.replace(tuner)
+    elif message_signer.is_signed:
+        tuner.unlink(missing_ok=True)
+    if record is not None:
+        write_record(str(fetched), record)
+    try:
+        journal.rename(Path(folder, FILE_NAME))
+    except OSError as error:
+        raise JournalError(
+            f"the journal cannot be brought to {folder}: {error.strerror}; move that folder away."
+        ) from error
+    journal_layout.sync_folder(Path(folder))
+    fetched.rmdir()
+    return found.lost
+
+
+def take_over(
+    address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
+) -> str | None:
+    """Claim a brought experiment's store, and bring what another run added until it noticed that.
+
+    That run may be alive, and delete the checkpoints that the brought journal refers to.
+
+    Args:
+        address, folder, message_signer, record: as for `bring_experiment`.
+
+    Returns:
+        As `bring_experiment`; None if the brought journal is the newest.
+
+    Raises:
+        JournalLocked: a process of this machine has the experiment.
+        ConfigError, StoreError, JournalError: as `bring_experiment`.
+    """
+    journal = Path(folder, FILE_NAME)
+    lock = JournalLock(journal, os.path.basename(folder))
+    try:
+        local, claim = read_record(folder), StoreClaim(address, message_signer)
+        stored = claim.stored()
+        if stored is None:
+            return None
+        last = stored
+        if local is not None and local.holder.token == stored.holder.token:
+            last = local  # only this one says that a script's run has ended
+        if last.is_over or last.holder.is_gone:
+            return None
+        claim.write(msgspec.structs.replace(stored, holder=LeaseHolder.this_process()))
+        time.sleep(_NOTICED_S)
+        with open_objects(address) as objects:
+            if not is_copy_ahead(objects, journal, message_signer):
+                return None
+        remove_tree(journal)
+    finally:
+        lock.close()
+    return bring_experiment(address, folder, message_signer, record)
+
+
+def _bring_files(objects: ObjectStore, folder: Path) -> None:
+    """Copy the experiment's and its trials' own files, without checkpoints."""
+    listed = list(objects.list())
+    names = {TUNER_FILE, *(found.key for found in listed)}
+    for found in listed:
+        if not is_safe_name(found.key):
+            raise StoreError(f"the store has an object of the name {found.key!r}.")
+        parts = found.key.split("/")
+        if any("/".join(parts[:length]) in names for length in range(1, len(parts))):
+            _log.warning("%s is not restored: a part of its name is a file.", found.key)
+            continue
+        # Folders that begin with a dot are not needed: code is uploaded again.
+        if (
+            parts[0] == FILE_NAME
+            or parts[0].startswith(".")
+            or any(part.startswith(_CHECKPOINT) for part in parts)
+        ):
+            continue
+        path = folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetched = folder / _FETCHED_FILE
+        fetched.unlink(missing_ok=True)  # an earlier attempt was cut off
+        try:
+            objects.get_file(found.key, fetched, size=found.size, cancel=CancelToken())
+        except (NoSuchObject, ObjectSizeMismatch):  # a live run has replaced it
+            _log.warning("%s is not restored: it has changed meanwhile.", found.key)
+            continue
+        shutil.copyfile(fetched, path)  # a process may have the file open as its output
+        fetched.unlink()
