@@ -50,6 +50,11 @@ def journal_in(server: ObjectServer, bucket: str, prefix: str) -> dict[str, byte
         return {key: objects.get_bytes(key, limit=2**24) for key in counts}
 
 
+def objects_in(server: ObjectServer, bucket: str, prefix: str) -> set[str]:
+    with server.objects(bucket, prefix) as objects:
+        return {one.key for one in objects.list()}
+
+
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
     start, minio, bucket, sleeps
@@ -66,6 +71,7 @@ def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
         second.wait_for(m.ExperimentResumed)
         first.open_gate(30)  # the trials of both have passed it
         assert second.ends() == 0, str(second)
+        assert [one["status"] for one in second.results()] == ["TERMINATED"] * 2, str(second)
         kept = journal_in(minio, bucket, prefix)
     assert first.ends() != 0, str(first)
     assert b"Another run of this search" in first.said, str(first)
@@ -73,15 +79,37 @@ def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
     assert journal_in(minio, bucket, prefix) == kept
 
 
+def test_f11_script_restored_before_its_earlier_run_went_on_begins_with_the_newest_checkpoints(
+    start, minio, bucket
+):
+    options = {"trials": 2, "steps": 30, "save_every": 2, "kept": 1}
+    first = start(gate=10, **options)
+    for number in range(2):
+        first.wait_for(m.ResultReported, trial=first.trial(number), step=10)
+    second = start(same_place=first, restores=True, waits=True, **options)
+    eventually((second.folder / "restored").exists)
+    first.open_gate(20)
+    for number in range(2):
+        old = f"{first.trial(number)}/checkpoint_1-000005/manifest.json"
+        eventually(lambda old=old: old not in objects_in(minio, bucket, "prefix/0/search"))
+    (second.folder / "fit").touch()
+    second.wait_for(m.ExperimentResumed)
+    first.open_gate(30)
+    assert second.ends() == 0, str(second)
+    assert [one["status"] for one in second.results()] == ["TERMINATED"] * 2, str(second)
+    second.is_restorable()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_f11_farm_whose_search_another_farm_took_over_leaves_the_store_alone(
     tmp_path, minio, bucket, sleeps
 ):
-    storage = f"s3://{bucket}/searches"
+    storage, place, claim = f"s3://{bucket}/searches", "searches/search", f"{FILE_NAME}/last_run"
     search = Search(
         name="search",
         steps=40,
+        step_s=0.1,  # so that the search does not end before it is taken over
         save_every=2,
         has_gate=True,
         run="checkpoint_config=tune.CheckpointConfig(num_to_keep=1),",
@@ -95,20 +123,23 @@ def test_f11_farm_whose_search_another_farm_took_over_leaves_the_store_alone(
         first.wait_for_steps("search", 2, 10)
         os.kill(first.events("search", m.TrialStarted)[0].pid, signal.SIGKILL)
         eventually(lambda: len(first.events("search", m.TrialStarted)) == 3)
+        claimed = journal_in(minio, bucket, place)[claim]
         asleep = stopped([first.scheduler.pid, worker.pid])
         with asleep if sleeps else contextlib.nullcontext():
             second.start_scheduler("--store", storage, "--take-over", f"{storage}/search")
             second.add_worker("two")
             second.submit(search)
+            if not sleeps:
+                eventually(lambda: journal_in(minio, bucket, place)[claim] != claimed)
             for farm in (first, second):  # second suggests again a trial that the copy lacks
                 farm.open_gate("search", 40)
             second.wait_for("search", "FINISHED")
             verify = ("checkpoints", "verify", str(second.results / "search"))
             second.tunemq(*verify)
-            kept = journal_in(minio, bucket, "searches/search")
+            kept = journal_in(minio, bucket, place)
         assert "Another run of this search" in first.wait_for("search", "FAILED").reason
         second.tunemq(*verify)
-        assert journal_in(minio, bucket, "searches/search") == kept
+        assert journal_in(minio, bucket, place) == kept
 
 
 def new_farm(farms: contextlib.ExitStack, folder: Path, store: ObjectServer) -> FarmService:

@@ -19,7 +19,7 @@ from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
-from tunemq_scheduler.storage.run_record import RunRecord, last_heard, read_record, write_record
+from tunemq_scheduler.storage.run_record import RunRecord, last_heard, write_record
 from tunemq_scheduler.storage.store_claim import FRESH_S, StoreClaim
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.retrying import CancelToken
@@ -100,18 +100,38 @@ def bring_experiment(
     return found.lost
 
 
-def take_over(
-    address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
-) -> str | None:
-    """Claim a brought experiment's store, and bring what another run added until it noticed that.
+def claim_store(address: str, message_signer: MessageSigner) -> RunRecord | None:
+    """Claim an experiment's store for this process, and wait until a live run has noticed.
 
-    That run may be alive, and delete the checkpoints that the brought journal refers to.
+    From then on that run deletes no checkpoint, so the journal's copy refers to none that is gone.
 
     Args:
-        address, folder, message_signer, record: as for `bring_experiment`.
+        address: the experiment's address in the store.
+        message_signer: verifies the search's records, and signs this one.
 
     Returns:
-        As `bring_experiment`; None if the brought journal is the newest.
+        The record of the last run; None if there is none.
+
+    Raises:
+        JournalError: the record cannot be read, or has no valid signature of the scheduler.
+        StoreError: the store cannot be reached.
+    """
+    claim = StoreClaim(address, message_signer)
+    last = claim.stored()
+    if last is not None and not last.holder.is_gone:
+        claim.write(msgspec.structs.replace(last, holder=LeaseHolder.this_process()))
+        time.sleep(_NOTICED_S)
+    return last
+
+
+def bring_newest(address: str, folder: str, message_signer: MessageSigner) -> str:
+    """Claim a brought experiment's store; bring it again if a live run has continued it.
+
+    Args:
+        address, folder, message_signer: as for `bring_experiment`.
+
+    Returns:
+        As `bring_experiment`; empty if the brought journal is the newest.
 
     Raises:
         JournalLocked: a process of this machine has the experiment.
@@ -120,24 +140,14 @@ def take_over(
     journal = Path(folder, FILE_NAME)
     lock = JournalLock(journal, os.path.basename(folder))
     try:
-        local, claim = read_record(folder), StoreClaim(address, message_signer)
-        stored = claim.stored()
-        if stored is None:
-            return None
-        last = stored
-        if local is not None and local.holder.token == stored.holder.token:
-            last = local  # only this one says that a script's run has ended
-        if last.is_over or last.holder.is_gone:
-            return None
-        claim.write(msgspec.structs.replace(stored, holder=LeaseHolder.this_process()))
-        time.sleep(_NOTICED_S)
+        claim_store(address, message_signer)
         with open_objects(address) as objects:
             if not is_copy_ahead(objects, journal, message_signer):
-                return None
+                return ""
         remove_tree(journal)
     finally:
         lock.close()
-    return bring_experiment(address, folder, message_signer, record)
+    return bring_experiment(address, folder, message_signer)
 
 
 def _bring_files(objects: ObjectStore, folder: Path) -> None:

@@ -20,7 +20,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
-from tunemq_scheduler.experiment.bring_experiment import take_over
+from tunemq_scheduler.experiment.bring_experiment import bring_newest
 from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
@@ -197,10 +197,9 @@ class Experiment:
 
     def _open(self) -> OpenExperiment:
         if self._resume is not None:
-            if self._brought_from:
-                lost = take_over(self._brought_from, self.folder, self._message_signer)
-                if lost:
-                    _log.warning("%s", lost)
+            at = self._brought_from
+            if at and (lost := bring_newest(at, self.folder, self._message_signer)):
+                _log.warning("%s", lost)
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
             try:
                 self._event = self._resumption(opened, self._resume)

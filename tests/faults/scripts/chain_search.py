@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import tunemq as tune
 import tunemq_scheduler.experiment.search_run as search_parts
 from tests.support.searches.chain import chain, chain_class
+from tests.support.waiting import eventually
 from tunemq_shared.objects.store_address import join
 
 
@@ -37,6 +38,7 @@ class Options:
         sync_timeout: as in `SyncConfig`.
         gate: trials wait behind this step until the test opens FOLDER/gate further.
         restores: restore the search from its address instead.
+        waits: after that, write FOLDER/restored and wait for FOLDER/fit.
     """
 
     storage: str
@@ -53,6 +55,7 @@ class Options:
     sync_timeout: float = 1800.0
     gate: int | None = None
     restores: bool = False
+    waits: bool = False
 
 
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
@@ -76,6 +79,9 @@ def search():
     trainable = chain if is_function else chain_class()
     if OPTIONS.restores:
         tuner = tune.Tuner.restore(join(OPTIONS.storage, "search"), trainable)
+        if OPTIONS.waits:
+            (FOLDER / "restored").touch()
+            eventually((FOLDER / "fit").exists)
     elif tune.Tuner.can_restore(FOLDER / "search"):
         tuner = tune.Tuner.restore(FOLDER / "search", trainable)
     else:

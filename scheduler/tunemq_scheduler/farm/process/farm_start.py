@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
-from tunemq_scheduler.experiment.bring_experiment import bring_experiment, take_over
+from tunemq_scheduler.experiment.bring_experiment import bring_experiment, claim_store
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import RestoredExperiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
@@ -75,15 +75,14 @@ def run_on_farm(parts: TunerParts, job: ExperimentJob, connection: SupervisorCon
     parts = parts._replace(run=replace(parts.run, name=safe_name(job.name, "experiment")))
     place = _place_of(parts, job)
     message_signer = journal_signer(job.journal_keys)
-    record = _newest_record(place, message_signer)
     lost = ""
     if place.copy:
         tell(f"Fetching the experiment from {place.copy} to {place.folder} ...")
         with connection.alive():
-            given = (place.copy, place.folder, message_signer, record)
-            lost = bring_experiment(*given)
-            if (brought_again := take_over(*given)) is not None:
-                lost = brought_again
+            record = claim_store(place.copy, message_signer)
+            lost = bring_experiment(place.copy, place.folder, message_signer, record)
+    else:
+        record = _newest_record(place, message_signer)
     prepared, found, keep = _prepared(parts, place, job)
     experiment = FarmExperiment(
         prepared,
@@ -160,7 +159,7 @@ def _has_journal(folder: str) -> bool:
 
 
 def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> RunRecord | None:
-    """Return the record of the experiment's last run.
+    """Return the record of the last run of an experiment that needs no download.
 
     Args:
         place: the experiment's location.
@@ -169,14 +168,11 @@ def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> 
     Raises:
         SchedulerSuperseded: this machine's folder is not its newest state.
     """
-    local = read_record(place.folder) if place.is_there and not place.copy else None
+    local = read_record(place.folder) if place.is_there else None
     if not (place.store and place.is_there):
         return local
     with open_objects(place.store) as objects:
-        stored = stored_record(objects, message_signer)
-        if place.copy:
-            return stored
-        check_newest(local, stored, place.folder)
+        check_newest(local, stored_record(objects, message_signer), place.folder)
         if is_copy_ahead(objects, Path(place.folder, FILE_NAME), message_signer):
             raise SchedulerSuperseded(
                 f"{place.folder} lacks results that the copy in the store has, for example "
