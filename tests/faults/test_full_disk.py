@@ -54,6 +54,21 @@ except StoreError as error:
 print(json.dumps([said, found]))
 """
 
+WAITS = """
+from tunemq_shared.checkpoints.store_sink import StoreSink
+
+def say(reason):
+    said.append(reason)
+    if len(said) == 1:
+        os.system(f"mount -o remount,rw {disk}")
+
+said = []
+os.system(f"mount -o remount,ro {disk}")
+info = CheckpointInfo(trial="t0", attempt=1, n=1, step=1, metrics={}, state={})
+committed = StoreSink(store, "train_0", timeout_s=60, say=say).save(source, info)
+print(json.dumps([said, store.open_checkpoint(committed.key, committed.sha256).path.is_dir()]))
+"""
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -102,4 +117,11 @@ def test_a_read_only_folder_is_named_and_can_be_read(
     assert "Read-only file system" in deleted
     assert "/disk/experiment/" in put
     assert "/disk/experiment/" in deleted
+    assert found
+
+
+def test_f16_trial_waits_while_its_store_is_read_only(tmp_path: Path, source: Path) -> None:
+    said, found = on_a_small_disk(tmp_path, source, WAITS, "durable")
+    assert "Read-only file system" in said[0]
+    assert said[1:] == [""]
     assert found

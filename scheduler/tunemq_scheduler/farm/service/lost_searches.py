@@ -58,31 +58,34 @@ def find_lost_searches(
             missing settings.
         store: the farm's, as a canonical address.
         keys: the keys of the farm, with which the lost scheduler signed.
-        tell: shows a line about each search whose record is damaged or forged.
+        tell: shows a line about each address without a search, or with a damaged or forged record.
 
     Returns:
         The searches by their names.
 
     Raises:
-        ConfigError: an address is not that of a farm's search.
+        ConfigError: an address cannot be that of a search.
         StoreError: a store cannot be reached.
     """
     found: dict[str, LostSearch] = {}
     for address in addresses:
+        place = without_settings(address)
         try:
             one = _read(address, store, keys)
         except JournalError as error:  # no reason to serve none of the farm's searches
-            place = without_settings(address)
             tell(
                 f"--take-over {place} is skipped: {error} Then `Tuner.restore({place!r})` in a "
                 "script continues it; or restore the object, and restart the scheduler."
             )
+            continue
+        if one is None:  # it may have been removed since, and a service keeps its command line
+            tell(f"--take-over {place} is skipped: no farm's search is there.")
         else:
             found[one.name] = one
     return found
 
 
-def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
+def _read(given: str, store: str, keys: LiveKeys) -> LostSearch | None:
     if not is_remote(given):
         raise ConfigError(
             f"--take-over {given}: pass the address of an experiment in a store, such as "
@@ -95,7 +98,7 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch:
     with open_objects(address) as objects:
         record = stored_record(objects, journal_signer(keys.journal_keys(name)))
     if record is None or not record.events_key:
-        raise ConfigError(f"--take-over {without_settings(address)}: no farm's search is there.")
+        return None
     return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
 
 
