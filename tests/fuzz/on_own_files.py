@@ -24,7 +24,7 @@ from tunemq_scheduler.farm.service import farm_nodes
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
-from tunemq_scheduler.journal import journal_contents, journal_reader, trial_history
+from tunemq_scheduler.journal import ended_trials, journal_contents, journal_reader
 from tunemq_scheduler.output.callback_states import STATES_FILE, CallbackStates
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.search import algorithm_states
@@ -174,10 +174,10 @@ def _of_journal(bench: Bench) -> Iterator[Decoder]:
     )
     yield Decoder(
         "payload of a history",
-        lambda data: journal_contents.readable(data, trial_history._decode, whole),
+        lambda data: journal_contents.readable(data, ended_trials._decode, whole),
         (JournalError,),
-        samples_of(list[trial_history.FinishedTrial]),
-        ("tunemq_scheduler.journal.trial_history:_decode",),
+        samples_of(list[ended_trials.FinishedTrial]),
+        ("tunemq_scheduler.journal.ended_trials:_decode",),
     )
     for kind in (
         journal_contents.SegmentHeader,

@@ -17,7 +17,7 @@ from tests.support.waiting import eventually, free_port
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.security.findings import FindingLevel
-from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
+from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.base.errors import ConfigError, StoreError
 

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.security.doctor import examination
 from tunemq_scheduler.security.doctor.examination import DoctorTarget
 from tunemq_scheduler.security.findings import FindingLevel
-from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
+from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole, try_store
 
 __all__ = ["farm"]
 

@@ -23,7 +23,7 @@ from tests.support.searches.chain_searches import (
 )
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import compare, outcome, replay_lock_step
-from tunemq_scheduler.cli.checkpoint_list import opened
+from tunemq_scheduler.cli.experiment_checkpoints import opened
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.start_checks import prepare

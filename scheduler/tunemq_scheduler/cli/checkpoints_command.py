@@ -15,7 +15,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from tunemq_scheduler.cli.checkpoint_list import ExperimentCheckpoints, JournalledCheckpoint, opened
+from tunemq_scheduler.cli.experiment_checkpoints import (
+    ExperimentCheckpoints,
+    JournalledCheckpoint,
+    opened,
+)
 from tunemq_scheduler.output.terminal.formatting import clean
 from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
 from tunemq_shared.base.safe_text import harmless

@@ -148,7 +148,7 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
             allowed_by_insecure,
             examine,
         )
-        from tunemq_scheduler.security.store_access import StoreKeys, StoreRole
+        from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole
 
     def role_keys(given: str) -> StoreKeys:
         """Parse one --store-keys argument."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tunemq_scheduler.journal.ended_trials import read_history, whole_records
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, SnapshotHeader, decode_header
 from tunemq_scheduler.journal.journal_frames import all_whole_frames
 from tunemq_scheduler.journal.journal_layout import (
@@ -25,7 +26,6 @@ from tunemq_scheduler.journal.journal_reader import (
     read_snapshot,
     recover,
 )
-from tunemq_scheduler.journal.trial_history import read_history, whole_records
 from tunemq_shared.base.errors import JournalCorrupt
 
 

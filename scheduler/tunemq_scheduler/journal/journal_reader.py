@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.journal.ended_trials import NOTHING, HistoryExtent, read_history
 from tunemq_scheduler.journal.journal_contents import (
     JournalHeader,
     JournalSnapshot,
@@ -25,7 +26,6 @@ from tunemq_scheduler.journal.journal_layout import (
     snapshot_file,
     turns_file,
 )
-from tunemq_scheduler.journal.trial_history import NOTHING, HistoryExtent, read_history
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import JournalRecord, decode_records
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from tunemq_scheduler.journal import journal_layout, trial_history
+from tunemq_scheduler.journal import ended_trials, journal_layout
 from tunemq_scheduler.journal.journal_contents import (
     JournalHeader,
     JournalSnapshot,
@@ -96,7 +96,7 @@ class Journal:
         #: The bytes of turns in the segments between the snapshot and the last segment.
         self._earlier = 0
         self._wait_until = 0
-        self._extent = trial_history.NOTHING
+        self._extent = ended_trials.NOTHING
         if found is None:
             self.position = JournalPosition(0, 1, 0, 0, 0)
             with self._refusals():
@@ -289,7 +289,7 @@ class Journal:
             journal_layout.remove_parts(self.folder)
             for name in (snapshot_file, turns_file):  # in this order: a snapshot needs its segment
                 name(self.folder, self.position.segment + 1).unlink(missing_ok=True)
-            trial_history.cut_history(self.folder, self._extent)
+            ended_trials.cut_history(self.folder, self._extent)
             if self._descriptor < 0:
                 return False
             os.ftruncate(self._descriptor, self.position.offset)
@@ -318,7 +318,7 @@ class Journal:
     def _rotate(self, snapshot: JournalSnapshot, finished: Iterable[tuple[str, bytes]]) -> None:
         at, number = self.position, self.position.segment + 1
         failpoint("journal.before_history")
-        extent = trial_history.append_history(
+        extent = ended_trials.append_history(
             self.folder, self._extent, finished, self.header.experiment_id
         )
         failpoint("journal.after_history")

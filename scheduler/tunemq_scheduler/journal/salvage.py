@@ -29,6 +29,7 @@ from tunemq_scheduler.journal.damage_check import (
     examine,
     owner_of,
 )
+from tunemq_scheduler.journal.ended_trials import whole_records
 from tunemq_scheduler.journal.journal_contents import (
     HistoryHeader,
     JournalHeader,
@@ -50,7 +51,6 @@ from tunemq_scheduler.journal.journal_layout import (
 )
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.journal.journal_reader import read_snapshot, recover
-from tunemq_scheduler.journal.trial_history import whole_records
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import encode
 

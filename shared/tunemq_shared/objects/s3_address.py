@@ -25,7 +25,6 @@ import msgspec
 
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.base.safe_names import is_safe_name
-from tunemq_shared.base.trusted_certificates import why_not_trusted
 
 SCHEME: Final = "s3://"
 
@@ -216,9 +215,11 @@ def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
         except OSError as error:  # ssl.SSLError derives from it
-            why = why_not_trusted(file, error)
+            is_empty = isinstance(error, ssl.SSLError)
+            why = "no certificate in it" if is_empty else error.strerror
             raise ConfigError(
-                f"the storage {address.place}: {why}; correct ca_file, or "
+                f"the storage {address.place}: the file {file!r} with the certificates to trust "
+                f"cannot be used: {why}; correct ca_file, or "
                 f"{' or '.join(_CA_VARIABLES)}."
             ) from None
     return file

@@ -16,7 +16,7 @@ import psutil
 from tests.support.searches.chain import executed, expected
 from tests.support.searches.killed_searches import NODE, RunningSearch
 from tests.support.stores.object_servers import ObjectServer
-from tunemq_scheduler.cli.checkpoint_list import ExperimentCheckpoints, opened
+from tunemq_scheduler.cli.experiment_checkpoints import ExperimentCheckpoints, opened
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.checkpoints.open_store import open_objects

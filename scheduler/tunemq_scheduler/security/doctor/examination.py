@@ -42,8 +42,8 @@ from tunemq_scheduler.security.doctor.reports import (
 from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import WRITES, probe
-from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.security.store_probes import probe_store
+from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.storage.folders import BACKUP_NOTE, OWN_FOLDER
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection, RedisIsReplica
 from tunemq_shared.base.errors import (
