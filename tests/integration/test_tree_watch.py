@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
 
 import pytest
 
+from tests.support.refused_threads import threads_refused
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.tree_watch import TreeWatch
 
@@ -32,6 +34,9 @@ def test_process_tree_above_its_memory_limit_is_reported() -> None:
     said: list[tuple[str, str, str]] = []
     watch = TreeWatch(calls.put, lambda _: 0)
     watch.on_exceeded = lambda *what: said.append(what)
+    with threads_refused():  # the next trial's process finds a thread
+        watch.watch("h0", os.getpid(), TrialLimitSpec(memory=2**50))
+    watch.leave("h0")
     python = [sys.executable, "-c", HOLDS]
     with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"holds\n"

@@ -156,7 +156,8 @@ def in_parallel(
 ) -> list[_R]:
     """Apply ``work`` to each item in threads and return the results in the items' order.
 
-    The first failure cancels the others. The calling thread iterates ``items``.
+    The first failure cancels the others. The calling thread iterates ``items``; it also does the
+    work if the system refuses another thread.
 
     Args:
         work: Called with an item and a token that ends it early.
@@ -165,26 +166,34 @@ def in_parallel(
         at_once: The number of threads.
     """
     failures: list[BaseException] = []
+    results: dict[int, _R] = {}
 
-    def run(item: _T) -> _R:
+    def run(index: int, item: _T) -> None:
         try:
-            return work(item, child)
-        except BaseException as error:
+            results[index] = work(item, child)
+        except BaseException as error:  # noqa: BLE001  raised by the calling thread, below
             failures.append(error)
             child.cancel()
-            raise
 
     with cancel.child() as child, ThreadPoolExecutor(at_once) as pool:
         try:
-            futures = []
-            for item in items:
-                futures.append(pool.submit(run, item))
+            has_thread = True
+            pool.submit(ignore, "")
+        except RuntimeError:
+            has_thread = False
+        try:
+            for index, item in enumerate(items):
+                if not has_thread:
+                    run(index, item)
+                else:
+                    # If it refuses a further thread, the item is in the queue of the others.
+                    with contextlib.suppress(RuntimeError):
+                        pool.submit(run, index, item)
                 if failures:
                     break
-            return [future.result() for future in futures]
-        except BaseException as error:
+        except BaseException:
             child.cancel()
-            if failures and failures[0] is not error:
-                # The errors of cancelled items explain nothing.
-                raise failures[0] from None
             raise
+    if failures:  # the errors of cancelled items explain nothing
+        raise failures[0]
+    return [results[index] for index in range(len(results))]

@@ -118,7 +118,7 @@ class FailureOutput:
         self._printed: dict[tuple[str, AttemptId], _Printed] = {}
         self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         #: Number of requests that were not answered in time: the disk hangs.
         self._owed = 0
         #: Seconds that the loop has waited in this period, and the period's start (monotonic).
@@ -162,9 +162,12 @@ class FailureOutput:
             self._waited_s, self._since = 0.0, began
         if self._owed or self._waited_s >= TIMEOUT_S:
             return ""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="last words", daemon=True)
-            self._thread.start()
+        if not self._has_thread:
+            try:
+                threading.Thread(target=self._run, name="last words", daemon=True).start()
+            except RuntimeError:  # a trial may have used up the processes of a container
+                return ""
+            self._has_thread = True
         self._orders.put((folder, printed))
         try:
             return self._answers.get(timeout=TIMEOUT_S - self._waited_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ _BYTES_PER_S: Final = 2 * 2**30
 _FORKS_PER_S: Final = 2000
 #: The most processor time that looks may take, as a share, per process tree.
 _BUSY: Final = 0.02
+
+_log = logging.getLogger(__name__)
 
 
 class _WatchedTree(msgspec.Struct):
@@ -52,7 +55,7 @@ class TreeWatch:
         self._post, self._held_at_kill = post, held_at_kill
         self._process_trees: dict[str, _WatchedTree] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
 
     def watch(self, process: str, pid: int, limits: TrialLimitSpec) -> None:
         """Start to look at the process tree of the trial process ``pid``."""
@@ -61,9 +64,13 @@ class TreeWatch:
                 process, pid, limits, time.monotonic() + _PERIODS_S[0]
             )
             self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="family watch", daemon=True)
-            self._thread.start()
+        if not self._has_thread:
+            try:
+                threading.Thread(target=self._run, name="tree watch", daemon=True).start()
+            except RuntimeError as problem:  # a trial may have used up a container's processes
+                _log.warning("limits.no_thread problem=%r", str(problem))  # the next trial retries
+                return
+            self._has_thread = True
 
     def leave(self, process: str) -> None:
         """Stop looking at a process tree; does nothing if it is not watched."""

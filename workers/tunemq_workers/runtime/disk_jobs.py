@@ -15,6 +15,8 @@ from tunemq_workers.runtime.reactor import Reactor, do_nothing
 
 #: A job that takes longer, with those before it at its place, is late.
 _LATE_S: Final = 30.0
+#: Seconds until a thread is tried again that the system refused.
+_RETRY_S: Final = 1.0
 
 _T = TypeVar("_T")
 
@@ -29,6 +31,13 @@ class _Place:
         self.queued: deque[float] = deque()
         self.is_late = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system refuses another thread.
+        """
         threading.Thread(target=self._work, name="disk jobs", daemon=True).start()
 
     def put(self, job: Callable[[], None]) -> None:
@@ -78,10 +87,18 @@ class DiskJobs:
 
         if place not in self._places:
             self._places[place] = _Place()
+            self._start(place)
         self._places[place].put(perform)
         if not self._is_watched:
             self._is_watched = True
             self._reactor.after(_LATE_S, self._look)
+
+    def _start(self, place: str) -> None:
+        try:
+            self._places[place].start()
+        except RuntimeError as problem:  # a trial may have used up the processes of a container
+            _log.warning("disk.no_thread place=%s problem=%r", place, str(problem))
+            self._reactor.after(_RETRY_S, partial(self._start, place))
 
     def _done(self, place: str, call: Callable[[], object]) -> None:
         jobs = self._places[place]

@@ -47,6 +47,8 @@ _DOWNLOADS: Final = 3
 #: Number of idle stores whose clients and threads are kept.
 _IDLE_STORES: Final = 8
 
+#: Seconds until a thread is tried again that the system refused.
+_THREAD_RETRY_S: Final = 1.0
 #: Seconds between two reports that a transfer is delayed, after the first.
 _TELL_EVERY_S: Final = 10.0
 
@@ -68,8 +70,8 @@ class _Store:
         self._address = address
         self._lock = threading.Lock()
         self._objects: ObjectStore | None = None
-        self._senders = ThreadPoolExecutor(_UPLOADS, "upload")
-        self._fetchers = ThreadPoolExecutor(_DOWNLOADS, "download")
+        self._senders = _started_pool(_UPLOADS, "upload")
+        self._fetchers = _started_pool(_DOWNLOADS, "download")
 
     @property
     def objects(self) -> ObjectStore:
@@ -262,6 +264,25 @@ class TransferPerformer:
         for at in idle[:-_IDLE_STORES]:
             self._stores.pop(at).close()
         return store
+
+
+def _started_pool(size: int, name: str) -> ThreadPoolExecutor:
+    """Start a pool with all its threads, waiting while the system refuses more of them.
+
+    A trial may have used up the processes of a container. A pool that starts a thread for a
+    transfer would lose that transfer then.
+    """
+    pool, is_started = ThreadPoolExecutor(size, name), threading.Event()
+    for _ in range(size):
+        while True:
+            try:
+                pool.submit(is_started.wait)
+                break
+            except RuntimeError as problem:
+                _log.warning("transfers.no_thread problem=%r", str(problem))
+                time.sleep(_THREAD_RETRY_S)
+    is_started.set()
+    return pool
 
 
 def _try(store: _Store, address: str) -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.support.refused_threads import threads_refused
 from tunemq_shared.base import retrying
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import (
@@ -176,3 +177,33 @@ def test_failure_among_the_items_stops_those_in_progress():
 
     with pytest.raises(ValueError, match="the source"):
         in_parallel(work, items(), CancelToken(), at_once=2)
+
+
+def test_calling_thread_does_the_work_if_the_system_refuses_others():
+    names = set()
+
+    def work(item, _):
+        names.add(threading.current_thread())
+        return item + 1
+
+    with threads_refused():
+        assert in_parallel(work, range(5), CancelToken(), at_once=3) == [1, 2, 3, 4, 5]
+        with pytest.raises(ZeroDivisionError):
+            in_parallel(lambda item, _: 1 // item, range(5), CancelToken(), at_once=3)
+    assert names == {threading.current_thread()}
+
+
+def test_threads_that_run_do_the_work_of_those_that_the_system_refuses():
+    refused, names = threads_refused(), set()
+
+    def items():
+        yield 1
+        with refused:
+            yield from range(2, 20)
+
+    def work(item, _):
+        names.add(threading.current_thread())
+        return item
+
+    assert in_parallel(work, items(), CancelToken(), at_once=8) == list(range(1, 20))
+    assert threading.current_thread() not in names

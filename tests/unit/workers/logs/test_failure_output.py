@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.refused_threads import threads_refused
 from tests.support.waiting import eventually
 from tests.unit.workers.fakes import start
 from tunemq_shared.protocol.messages import (
@@ -177,3 +178,13 @@ def test_many_failures_on_a_slow_disk_delay_the_loop_no_longer_than_one(tmp_path
         monkeypatch.setattr(failure_output, "PERIOD_S", 0.0)
         eventually(lambda: world.say(failed()) or world.last.output)
     assert world.last.output == "The last lines of stdout:\nread\n"
+
+
+def test_failure_without_a_thread_to_read_output_is_passed_on_all_the_same(tmp_path):
+    (tmp_path / "stdout").write_text("printed\n")
+    with World(tmp_path) as world:
+        with threads_refused():
+            world.say(failed())
+        assert world.last == failed()
+        world.say(failed())
+        assert world.last.output == "The last lines of stdout:\nprinted\n"

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.support.refused_threads import threads_refused
 from tunemq_workers.runtime import disk_jobs
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
@@ -57,3 +58,17 @@ def test_jobs_that_follow_a_result_run_at_a_place_whose_jobs_were_done() -> None
     jobs.run("/cache", lambda: 1, lambda _: reactor.stop())
     reactor.run(do_nothing)
     assert threading.active_count() <= before + 1
+
+
+def test_job_runs_once_the_system_permits_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_jobs, "_RETRY_S", 0.05)
+    reactor = Reactor()
+    jobs, results = DiskJobs(reactor), list[str]()
+    with threads_refused():
+        jobs.run("/cache", lambda: "first", results.append)
+        jobs.run("/cache", lambda: "second", lambda _: reactor.stop())
+        reactor.after(0.2, reactor.stop)
+        reactor.run(do_nothing)
+        assert not results
+    reactor.run(do_nothing)
+    assert results == ["first"]

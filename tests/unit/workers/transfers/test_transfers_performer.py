@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.refused_threads import threads_refused
 from tests.support.waiting import eventually
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.objects.object_store import NoSuchObject
@@ -229,3 +230,14 @@ def test_invalid_address_fails_its_transfers(performing, monkeypatch):
     monkeypatch.setattr(performer_module, "open_objects", reject)
     number = performing.upload("quick")
     assert performing.answer(number) == TransferFailed(number, "s3://b/x has no keys")
+
+
+def test_transfer_begins_once_the_system_permits_threads(performing, monkeypatch):
+    refused = threads_refused()
+    monkeypatch.setattr(
+        performer_module.time, "sleep", lambda _: refused.__exit__(None, None, None)
+    )
+    refused.__enter__()
+    number = performing.upload("quick")
+    assert isinstance(performing.answer(number), TransferDone)
+    assert isinstance(performing.answer(performing.download("quick")), TransferDone)
