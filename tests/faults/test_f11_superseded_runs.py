@@ -15,7 +15,9 @@ from tests.support.searches.chain_searches import ChainSearch, chain_searches
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import descendants, eventually
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.storage.run_record import stored_record
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_signer
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -147,3 +149,24 @@ def new_farm(farms: contextlib.ExitStack, folder: Path, store: ObjectServer) -> 
     farm = farms.enter_context(farm_service(folder, starts=False))
     farm.of_home = dict.fromkeys(("head", "laptop", "one", "two"), store.environ)
     return farm
+
+
+@pytest.mark.slow
+def test_f11_farms_search_is_one_run_in_all_its_records(tmp_path, minio, bucket):
+    """Another token means another run, to a check that reads a record while the next is written."""
+    with contextlib.ExitStack() as farms:
+        farm = new_farm(farms, tmp_path / "farm", minio)
+        farm.start_scheduler("--store", f"s3://{bucket}/searches")
+        farm.add_worker("one")
+        farm.submit(Search(name="search", trials=1, steps=6, has_gate=True))
+        farm.open_gate("search", 3)
+        farm.wait_for_steps("search", 1, 3)
+        records = []
+        for gate in (6, None):
+            with minio.objects(bucket, "searches/search") as objects:
+                records.append(stored_record(objects, journal_signer()))
+            if gate is not None:
+                farm.open_gate("search", gate)
+                farm.wait_for("search", "FINISHED")
+        assert [record.is_over for record in records] == [False, True]
+        assert records[0].holder == records[1].holder

@@ -150,3 +150,34 @@ def test_interpreter_named_by_a_search_gets_no_more_rights_than_its_trials(farm)
     farm.scheduler.assign(instance_id, order("t", trial))
     eventually(lambda: farm.scheduler.said(SlotFreed), within=60, message=farm.story)
     assert (shared / "found").read_text().split() == ["NoNewPrivs:", "1"]
+
+
+def lowers_its_memory_priority(config):
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from tunemq_shared.trial.session import report
+
+    file = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(PermissionError):
+        file.write_text("0")
+    forkserver = Path(f"/proc/{os.getppid()}/oom_score_adj")
+    report({"score": int(file.read_text()), "forkserver": int(forkserver.read_text())})
+
+
+def test_trial_stays_before_its_node_where_memory_runs_out(farm):
+    instance_id = farm.start(reachable(), *AS_NOBODY)
+    farm.scheduler.assign(instance_id, order("t", farm.order(lowers_its_memory_priority, 0)))
+    said = farm.scheduler.said
+    eventually(lambda: said(ResultReported), within=60, message=farm.story)
+    (result,) = said(ResultReported)
+    assert result.metrics["forkserver"] == 500
+    assert result.metrics["score"] == (500 if _may_set_the_least_score() else 0)
+
+
+def _may_set_the_least_score():
+    (line,) = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line
+    ]
+    return bool(int(line.split()[1], 16) >> 24 & 1)  # CAP_SYS_RESOURCE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,8 @@ from tunemq_scheduler.output.terminal.harmless import write_output
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_shared.base.errors import JournalError, NoScheduler, RedisUnavailable, TuneError
 from tunemq_shared.base.safe_text import harmless
-from tunemq_shared.objects.store_address import is_remote, without_settings
+from tunemq_shared.objects.s3_address import parse_address, parse_beside
+from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.farm_requests import (
     FarmRequest,
     PauseExperiment,
@@ -105,8 +107,10 @@ class ExperimentHandle:
         Raises:
             TuneError: this machine cannot read the results; the message says where they are.
         """
+        with FarmClient(self.address) as client:
+            store = client.farm().store
         detail = self._detail()
-        place = self._readable(detail)
+        place = self._readable(detail, store)
         if place is None:
             raise TuneError(
                 f"the results of {self.name} are in {detail.folder} on the scheduler's machine, "
@@ -148,12 +152,19 @@ class ExperimentHandle:
         with FarmClient(self.address) as client:
             return client.ask(ShowExperiment(name=self.name, trials=0), ExperimentDetail)
 
-    def _readable(self, detail: ExperimentDetail) -> str | None:
-        """Return the folder if it exists here and holds the same experiment; else the store."""
+    def _readable(self, detail: ExperimentDetail, store: str) -> str | None:
+        """Return the folder if it exists here and holds the same experiment; else the store.
+
+        Args:
+            detail: of the experiment.
+            store: the farm's address, whose settings the experiment's lacks.
+        """
         if can_restore(detail.folder) and self._is_of(detail.folder, detail.experiment.id):
             return detail.folder
-        store = without_settings(detail.store)
-        return detail.store if is_remote(store) and can_restore(detail.store) else None
+        address = detail.store
+        if is_remote(address) and is_remote(store):
+            address = str(parse_beside(address, parse_address(store, {}), os.environ))
+        return address if is_remote(address) and can_restore(address) else None
 
     @staticmethod
     def _is_of(folder: str, identity: str) -> bool:

@@ -97,6 +97,8 @@ class Experiment:
         self._event: ExperimentResumed | None = None
         self._message_signer = journal_signer()
         self._run_number = 1
+        #: In all records of this run: another token means another run.
+        self._holder = LeaseHolder.this_process()
         #: This run's record, once it is written.
         self._own_record: RunRecord | None = None
         #: The newest search, and whether the store has all of an ended one.
@@ -363,7 +365,7 @@ class Experiment:
         if self._own_record is None:
             self._write_record(
                 RunRecord(
-                    holder=LeaseHolder.this_process(),
+                    holder=self._holder,
                     term=0,
                     run=self._run_number,
                     is_warm=False,

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -30,10 +31,17 @@ _NAME: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobFolder:
-    """Blobs below one folder, which is made on first use, readable by its owner alone."""
+    """Blobs below one folder, which is made on first use, readable by its owner alone.
 
-    def __init__(self, root: Path | str) -> None:
+    Args:
+        root: The folder.
+        is_shared: The group that may write to the folder above, if there is one, may read and
+            write blobs, too.
+    """
+
+    def __init__(self, root: Path | str, *, is_shared: bool = False) -> None:
         self.root = Path(root).absolute()
+        self._is_shared = is_shared
 
     def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
         """Store the content, given in one piece or as successive buffers, without copying it.
@@ -80,8 +88,8 @@ class BlobFolder:
         if not is_blob_name(ref.sha256):
             raise BlobCorrupt(f"{ref.sha256!r} is not the name of a blob.")
         path = self.root / ref.sha256
-        if not _is_whole(path, ref.size):
-            with self._temporary() as temporary:
+        with self._temporary() as temporary:
+            if not _is_whole(path, ref.size):
                 write(temporary)
                 verify(temporary, ref)
                 return self._keep(temporary, ref.sha256, ref.size)
@@ -96,7 +104,7 @@ class BlobFolder:
         path = self.root / sha256
         # An existing file stays: processes that mapped it share its pages with later ones.
         if not _is_whole(path, size):
-            temporary.chmod(0o400)
+            temporary.chmod(0o440 if self._is_shared and self._has_group() else 0o400)
             if path.is_dir() and not path.is_symlink():  # a trial made it
                 remove_tree(path)
             temporary.replace(path)
@@ -106,17 +114,38 @@ class BlobFolder:
     def _temporary(self) -> Iterator[Path]:
         temporary = self.root / f".{os.getpid()}-{os.urandom(6).hex()}"
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make()
             yield temporary
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(
-                f"a blob cannot be written to {self.root}: {error.strerror}."
+                f"a blob cannot be written to {self.root}: {error.strerror}.{self._advice(error)}"
             ) from error
         finally:
             with contextlib.suppress(OSError):  # it was renamed, or the folder was never made
                 temporary.unlink()
+
+    def _make(self) -> None:
+        if self.root.is_dir():
+            return
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        above = self.root.parent.stat()
+        if self._is_shared and above.st_mode & stat.S_IWGRP:
+            with contextlib.suppress(PermissionError):  # a member of the group may
+                os.chown(self.root, -1, above.st_gid)
+            self.root.chmod(0o2770)
+
+    def _has_group(self) -> bool:
+        return bool(self.root.stat().st_mode & stat.S_IWGRP)
+
+    def _advice(self, error: OSError) -> str:
+        if not (self._is_shared and isinstance(error, PermissionError)):
+            return ""
+        return (
+            f" Submit as the user who owns {self.root.parent}, or share it with a group: see"
+            " 'A folder as the store' in docs/farm.md."
+        )
 
 
 def place_of(ref: BlobRef) -> str:
@@ -132,7 +161,12 @@ def is_blob_name(text: str) -> bool:
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size
+    try:
+        return path.stat().st_size == size
+    except PermissionError:
+        raise
+    except OSError:
+        return False
 
 
 def verify(path: Path, ref: BlobRef) -> None:

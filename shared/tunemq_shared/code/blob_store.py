@@ -113,7 +113,7 @@ class FolderBlobStore(BlobStore):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self._blobs = BlobFolder(Path(address, BLOBS))
+        self._blobs = BlobFolder(Path(address, BLOBS), is_shared=True)
 
     def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
         """See `BlobStore.put`."""

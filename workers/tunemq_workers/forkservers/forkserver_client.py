@@ -139,6 +139,8 @@ class ForkserverClient:
             except OSError:
                 self._control.close()
                 raise
+        if account is not None:
+            _offer_to_the_oom_killer(self._process.pid)
         self._processes = ReportedProcesses(self._control, self._process.pid, self._user)
         self._stops, self._silent_looks = StoppedProcessDetector(), 0
         #: How long it has been starting and may be, in seconds that are counted by looks, too.
@@ -350,6 +352,15 @@ class ForkserverClient:
 def _private(path: str, flags: int) -> int:
     """Open a log that only the node's user can read."""
     return os.open(path, flags, 0o600)
+
+
+def _offer_to_the_oom_killer(pid: int) -> None:
+    """Let the kernel prefer a process of the trials' user, and its children, to the node.
+
+    With CAP_SYS_RESOURCE this is also the least that they can set themselves.
+    """
+    with suppress(OSError), own_files(), open(f"/proc/{pid}/oom_score_adj", "wb") as file:
+        file.write(b"500")
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:

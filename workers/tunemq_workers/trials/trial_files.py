@@ -39,6 +39,8 @@ _UNSENT: Final = "unsent-"
 #: How long they stay if a tenth of the disk holds them; and the most characters of a folder's name.
 _KEPT_DAYS: Final = 7
 _NAME_CHARACTERS: Final = 100
+#: The most folders of an earlier worker that the log names.
+_LOGGED: Final = 20
 #: What an entry counts at least: empty files take inodes, of which ext4 has one for each 16 KiB.
 _ENTRY_BYTES: Final = 2**14
 
@@ -77,18 +79,23 @@ class TrialFiles:
         self._transfers, self._disk, self._emit = transfers, disk, emit
         self._streamer = OutputStreamer(timers, disk, send, may_send, self._printing)
         self._root, self._node, self._limits = os.path.join(folder, TRIALS), node, limits
+        #: The place of jobs that delete, for which nothing waits.
+        self._trash = os.path.join(self._root, _TRASH)
         self._sending: dict[tuple[str, int], str] = {}
 
     def start(self) -> None:
         """Start; keep the folders of an earlier node, whose store is no longer known, as unsent."""
         names = names_in(self._root)
-        for name in names:
-            folder = os.path.join(self._root, name)
-            if name.startswith(_TRASH):
-                self._discard(folder)
-            elif not name.startswith(_UNSENT):
-                self._log_unsent(self._keep(folder), "an earlier worker here ended")
+        left = [name for name in names if not name.startswith((_TRASH, _UNSENT))]
+        for number, name in enumerate(left):
+            kept = self._keep(os.path.join(self._root, name))
+            if number < _LOGGED:
+                self._log_unsent(kept, "an earlier worker here ended")
+        if len(left) > _LOGGED:
+            _log.warning("files.not_sent more=%d", len(left) - _LOGGED)
         if names:
+            # One job, and one thread, however many folders there are: a trial may make them.
+            self._disk.run(self._trash, partial(_empty_trash, self._root), do_nothing)
             self._make_room()
         self._streamer.start()
 
@@ -171,7 +178,7 @@ class TrialFiles:
         """Move a folder out of the way of new trial processes at once, then delete it."""
         trash = self._move(folder, f"{_TRASH}{os.urandom(6).hex()}")
         if trash != folder:
-            self._disk.run(folder, partial(_remove, trash), do_nothing)
+            self._disk.run(self._trash, partial(_remove, trash), do_nothing)
         return trash
 
     def _move(self, folder: str, name: str) -> str:
@@ -199,6 +206,12 @@ def _remove(trash: str) -> None:
     """Remove a folder with any permissions in it; follows no link."""
     with own_files():
         remove_tree(trash)
+
+
+def _empty_trash(root: str) -> None:
+    for name in names_in(root):
+        if name.startswith(_TRASH):
+            _remove(os.path.join(root, name))
 
 
 def _make_room(root: str, limits: CacheLimits) -> None:

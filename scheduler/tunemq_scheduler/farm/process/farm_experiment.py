@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
@@ -226,7 +225,7 @@ class FarmExperiment(Experiment):
         """
         self._write_record(
             RunRecord(
-                holder=LeaseHolder.this_process(),
+                holder=self._holder,
                 term=self._job.term,
                 run=self._run_number,
                 is_warm=self._is_warm,

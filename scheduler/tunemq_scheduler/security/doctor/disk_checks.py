@@ -8,6 +8,7 @@ from typing import Final
 
 from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.code.blob_folder import BLOBS
 from tunemq_shared.health.node_metrics import FEW_INODES, FULL_BYTES
 from tunemq_shared.system.write_probe import write_probe
 
@@ -96,6 +97,23 @@ def check_folder(check: str, what: str, folder: str, *, is_in_use: bool = False)
     if found.level is FindingLevel.OK:
         return ok(check, f"{found.what}; a test file was written there and removed")
     return found
+
+
+def check_blobs(store: str) -> list[Finding]:
+    """Check that this user can use the code that submitters write into a folder as the store."""
+    blobs = os.path.join(store, BLOBS)
+    if not os.path.lexists(blobs) or os.access(blobs, os.R_OK | os.W_OK | os.X_OK):
+        return []
+    owner = os.stat(blobs).st_uid
+    return [
+        problem(
+            "store",
+            f"the code of searches in {blobs} belongs to user {owner}, and user {os.geteuid()}"
+            " cannot read and write it",
+            f"chgrp and chmod 2770 {blobs} for a group of the scheduler's user and of all who"
+            " submit: see 'A folder as the store' in docs/farm.md",
+        )
+    ]
 
 
 def judge_disk(check: str, what: str, free: float, size: float | None) -> Finding:

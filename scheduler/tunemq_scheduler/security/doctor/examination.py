@@ -24,7 +24,7 @@ from tunemq_scheduler.security.doctor.argument_checks import (
     running_processes,
 )
 from tunemq_scheduler.security.doctor.certificates import check_certificates
-from tunemq_scheduler.security.doctor.disk_checks import check_folder
+from tunemq_scheduler.security.doctor.disk_checks import check_blobs, check_folder
 from tunemq_scheduler.security.doctor.farm_facts import read_farm
 from tunemq_scheduler.security.doctor.key_checks import (
     check_keys,
@@ -264,7 +264,8 @@ def _check_folders(
 
     def look() -> list[Finding]:
         disk = check_folder(check, what, folder, is_in_use=is_in_use)
-        return [disk, *(check_backup(backup_note) if backup_note else ())]
+        blobs = check_blobs(folder) if check == "store" else []
+        return [disk, *blobs, *(check_backup(backup_note) if backup_note else ())]
 
     try:
         return within(_FOLDER_S, look)
