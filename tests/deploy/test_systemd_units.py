@@ -166,7 +166,16 @@ def test_unit_programs_get_no_further_rights_and_write_only_where_they_need(unit
     assert settings["NoNewPrivileges"] == ["yes"]
     assert settings["ProtectSystem"] == ["strict"]
     granted = set(settings["CapabilityBoundingSet"][0].split())
-    wanted = "SETUID SETGID CHOWN FOWNER DAC_OVERRIDE KILL SYS_PTRACE SYS_RESOURCE".split()
+    wanted = [
+        "SETUID",
+        "SETGID",
+        "CHOWN",
+        "FOWNER",
+        "DAC_OVERRIDE",
+        "KILL",
+        "SYS_PTRACE",
+        "SYS_RESOURCE",
+    ]
     assert granted == ({f"CAP_{name}" for name in wanted} if unit in WORKERS else set())
 
 

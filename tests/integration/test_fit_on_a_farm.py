@@ -17,6 +17,7 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
@@ -111,6 +112,25 @@ def test_results_out_of_reach_are_an_error_that_names_their_place(api, server):
     handle = tuner().fit(address=server.url, detached=True)
     with pytest.raises(TuneError, match=r"exp on the scheduler's machine"):
         handle.get_results()
+
+
+def test_results_in_the_farms_store_are_read_at_the_endpoint_of_the_farm(
+    api, server, minio, bucket, tmp_path, monkeypatch
+):
+    """A script on another machine need not repeat in variables where the farm's store is."""
+    for name, value in minio.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TUNEMQ_S3_ENDPOINT", "http://127.0.0.1:1")
+    tuner(storage_path=minio.address(bucket, "farm"), verbose=0).fit()
+    handle = tuner().fit(address=server.url, detached=True)
+    elsewhere = {"folder": str(tmp_path / "nowhere"), "store": f"s3://{bucket}/farm/exp"}
+    detail = msgspec.structs.replace(handle._detail(), **elsewhere)
+    monkeypatch.setattr(handle, "_detail", lambda: detail)
+    farm = msgspec.structs.replace(
+        FarmClient(server.url).farm(), store=minio.address(bucket, "farm")
+    )
+    monkeypatch.setattr(FarmClient, "farm", lambda _client: farm)
+    assert handle.get_results().get_best_result().config == {"x": 1}
 
 
 def test_unsendable_trainable_is_refused_before_anything_is_queued(api, server):
