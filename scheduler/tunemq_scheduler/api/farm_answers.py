@@ -12,6 +12,9 @@ import msgspec
 
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 
+#: How the reason of an experiment begins that waits for another version of TuneMQ.
+WAITS: Final = "waits: "
+
 
 class ExperimentState(StrEnum):
     """The states of an experiment on a farm."""

@@ -319,6 +319,7 @@ def _opened(given: str) -> Iterator[tuple[Path, str]]:
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
         path, signer = Path(scratch, FILE_NAME), known_journal_signer(given)
         with open_objects(canonical_address(given)) as objects:
+            objects.probe(is_read_only=True)  # quickly says that it is unreachable
             found = fetch_journal(objects, path, signer, replay=replay_as_far_as_possible)
         yield path, found.lost
 

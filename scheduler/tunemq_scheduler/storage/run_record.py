@@ -124,8 +124,7 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
     except InvalidSignature as error:
         raise JournalError(
             f"{RECORD_KEY} at {objects.address}, which says who ran this search last, {error}: the "
-            "scheduler of this farm did not write it. If no other scheduler runs this search, "
-            "remove that object and start again."
+            "scheduler of this farm did not write it."
         ) from error
 
 

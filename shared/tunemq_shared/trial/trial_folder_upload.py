@@ -73,8 +73,8 @@ def send_folder(
     found, are_all = _files(folder, cancel)
     for size, name in sorted(found):
         cancel.check()
-        *folders, last = name.split(os.sep)
-        if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
+        parts = name.split(os.sep)
+        if _SCHEDULERS_FOLDER in parts[:-1] or _SCHEDULERS_FILE in parts:
             reserved.append(name)
             continue
         if encodable(name) != name:
@@ -110,8 +110,8 @@ def send_folder(
     if reserved:
         raise StoreError(
             f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, "
-            f"folders called {_SCHEDULERS_FOLDER} and files called {_SCHEDULERS_FILE} are the "
-            "scheduler's; have the trial rename them."
+            f"folders called {_SCHEDULERS_FOLDER}, and files and folders called "
+            f"{_SCHEDULERS_FILE}, are the scheduler's; have the trial rename them."
         )
     if too_much:
         size, name = max(too_much)

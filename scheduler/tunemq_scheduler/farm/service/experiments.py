@@ -406,12 +406,14 @@ class RunningExperiments:
         if one.ends and _is_steady(one):
             one.ends = one.deaths = 0
         if connection.events_key:
-            one.begun_at = one.begun_at or time.monotonic()
+            if one.begun_at is None:
+                one.begun_at = time.monotonic()
+                one.waits = ""
+                entry = self._queue.get(one.name)
+                if entry is not None and entry.reason.startswith(a.WAITS):
+                    self._queue.explain(one.name, "")
             self._streams.put(one.name, connection.events_key)
             self._queue.begun(one.name)
-            if one.waits:
-                one.waits = ""
-                self._queue.explain(one.name, "")
         if connection.usage is not None and connection.usage is not one.usage:
             one.usage, one.failing_since = connection.usage, None
             self._allocator.usage(one.name, one.pace.heard(connection.usage, time.monotonic()))
@@ -530,7 +532,7 @@ class RunningExperiments:
         if one.waits != why:
             one.waits = why
             self._notices(f"{one.name} waits: {why}")
-            self._queue.explain(one.name, f"waits: {why}")
+            self._queue.explain(one.name, f"{a.WAITS}{why}")
         one.restart_at = time.monotonic() + _RESTART_S[1]
         self._unblock_others(one)
 

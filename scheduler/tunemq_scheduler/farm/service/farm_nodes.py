@@ -23,12 +23,15 @@ from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
 
 #: The stream of the farm itself, to which nodes never write.
 EVENTS_KEY: Final = names.events("farm")
 #: The state of a node whose disk cannot take a trial.
 SET_ASIDE: Final = "set aside"
+#: The state of a node whose lease has expired.
+SILENT: Final = "silent"
 #: How long trials on a drained node get to save.
 DRAIN_GRACE_S: Final = 60.0
 #: The most rejections to report; nodes may report any number.
@@ -129,11 +132,18 @@ class FarmNodes:
         return tuple(
             NodeSnapshot(
                 row,
-                self._transport.node_metrics(row.instance_id),
+                self._metrics_of(row),
                 self._transport.silence_s(row.instance_id),
             )
             for row in self.rows()
         )
+
+    def _metrics_of(self, row: NodeRow) -> NodeMetrics:
+        """Return a node's newest metrics; a lost one asks no store any more."""
+        found = self._transport.node_metrics(row.instance_id)
+        if row.state != SILENT:
+            return found
+        return msgspec.structs.replace(found, store=found.store.ended)
 
     def troubles(self) -> Iterator[str]:
         """Yield the nodes that are set aside or cannot reach a store, as lines for people."""
@@ -198,7 +208,7 @@ class FarmNodes:
         node_metrics = self._transport.node_metrics(allocation.instance_id)
         foreign = {gpu.uuid: gpu.foreign for gpu in node_metrics.gpus}
         is_idle = not allocation.held
-        state = {"ready": "ready", "lost": "silent"}.get(allocation.state)
+        state = {"ready": "ready", "lost": SILENT}.get(allocation.state)
         if state is None and allocation.node not in self._asked:
             state = SET_ASIDE
         return NodeRow(

@@ -25,6 +25,7 @@ from tunemq_shared.objects.store_address import (
 )
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.signing.message_signing import InvalidSignature
 
 
 class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +74,14 @@ def find_lost_searches(
         try:
             one = _read(address, store, keys)
         except JournalError as error:  # no reason to serve none of the farm's searches
-            tell(
-                f"--take-over {place} is skipped: {error} Then `Tuner.restore({place!r})` in a "
-                "script continues it; or restore the object, and restart the scheduler."
+            fix = (
+                "Find out who wrote it before anything of this search is used: code that it names"
+                " would run here."
+                if keys.is_signed and isinstance(error.__cause__, InvalidSignature)
+                else f"Then `Tuner.restore({place!r})` in a script continues it; or restore the"
+                " object, and restart the scheduler."
             )
+            tell(f"--take-over {place} is skipped: {error} {fix}")
             continue
         if one is None:  # it may have been removed since, and a service keeps its command line
             tell(f"--take-over {place} is skipped: no farm's search is there.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.api.farm_answers import ExperimentRow, NodeList, NodeRow
+from tunemq_scheduler.api.farm_answers import WAITS, ExperimentRow, NodeList, NodeRow
 from tunemq_scheduler.security.doctor.farm_facts import NodeReport, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes
@@ -46,12 +46,12 @@ def check_searches(rows: Iterable[ExperimentRow]) -> list[Finding]:
     found = [
         problem(
             "searches",
-            harmless(" ".join(row.trouble.split()))[:_SHOWN],
+            harmless(" ".join((row.trouble or f"{row.name} {row.reason}").split()))[:_SHOWN],
             f"see what it printed (tunemq logs {harmless_word(row.name)}) and the scheduler's log;"
             " it is tried again by itself",
         )
         for row in rows
-        if row.trouble
+        if row.trouble or row.reason.startswith(WAITS)
     ]
     return found or [ok("searches", "no process of a search fails to start")]
 

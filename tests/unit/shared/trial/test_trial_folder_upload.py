@@ -83,7 +83,9 @@ def test_files_beyond_the_limit_stay_out_and_the_largest_is_named(folder):
     assert set(objects.there) == {"train_a/stdout.1", "train_a/plots/a.png"}
 
 
-@pytest.mark.parametrize("name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl"])
+@pytest.mark.parametrize(
+    "name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl", "deep/tuner.pkl/a"]
+)
 def test_send_folder_names_reserved_for_the_scheduler_are_left_out_and_reported(folder, name):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("x")

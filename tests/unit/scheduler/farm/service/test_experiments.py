@@ -183,6 +183,18 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
     assert farm.queue.get("x").reason == "its last words"
 
 
+def test_search_that_waited_for_another_version_no_longer_says_so_once_it_runs(farm):
+    """The scheduler that noted it was of the other version, and has ended."""
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    farm.queue.explain("x", "waits: install TuneMQ 0.1.1 again")
+    farm.processes[0].say(r.ExperimentAttached(redis_keys.events(farm.queue.get("x").id)))
+    for connection in farm.experiments.connections():
+        connection.on_readable()
+    farm.experiments.turn()
+    assert farm.queue.get("x").reason == ""
+
+
 @pytest.mark.parametrize(
     "has_ended", [False, True], ids=["its search continues", "its trials are done"]
 )

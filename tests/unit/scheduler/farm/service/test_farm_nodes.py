@@ -14,6 +14,7 @@ from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDe
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics
+from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.rejections import RejectionCounter
 
@@ -28,6 +29,7 @@ class FakeTransport:
         self.rejections = RejectionCounter()
         self.rejected: dict[str, int] = {}
         self.disk_problem, self.disk_free = "", 1e12
+        self.store = StoreTraffic()
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(take=self._take, settle=lambda: None)
@@ -39,6 +41,7 @@ class FakeTransport:
             rejected=self.rejected,
             disk_problem=self.disk_problem,
             disk_free=self.disk_free,
+            store=self.store,
         )
 
     def silence_s(self, _instance_id: str) -> float:
@@ -168,3 +171,15 @@ def test_rejections_of_the_scheduler_and_its_nodes_are_listed(tmp_path: Path):
     ]
     transport.rejected = {"command:altered": 3, "reply:unsigned": 1}
     assert row(nodes).rejected == 4
+
+
+def test_failing_store_of_a_lost_node_is_no_trouble_any_more(tmp_path: Path):
+    nodes, _, transport = told(tmp_path, node("n", 2))
+    transport.store = StoreTraffic(9, 9, 0, 18.5, "AccessDenied")
+    assert any("AccessDenied" in line for line in nodes.troubles())
+    transport.read_events.append(m.NodeLost("n", "its lease was not renewed"))
+    nodes.turn()
+    assert row(nodes).state == "silent"
+    assert list(nodes.troubles()) == []
+    (state,) = nodes.states()
+    assert (state.node_metrics.store.requests, state.node_metrics.store.failing_s) == (9, 0.0)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tunemq_scheduler.api.farm_answers import (
+    ExperimentRow,
+    ExperimentState,
     GpuRow,
     NodeList,
     NodeRow,
@@ -20,6 +22,7 @@ from tunemq_scheduler.security.doctor.reports import (
     check_backup,
     check_node_reports,
     check_scheduler_reports,
+    check_searches,
 )
 from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics
@@ -113,3 +116,15 @@ def test_check_backup_with_an_old_note_warns(tmp_path: Path):
     assert check_backup(note)[0].level is FindingLevel.OK
     os.utime(note, (time.time() - 9 * 86400,) * 2)
     assert check_backup(note)[0].level is FindingLevel.WARNING
+
+
+def test_check_searches_names_one_that_waits_for_another_version():
+    waits = "waits: tuner.pkl was written with TuneMQ 0.1.1"
+    about = {"id": "1", "owner": "ann", "priority": 0, "submitted": 0.0}
+    rows = [
+        ExperimentRow(name=name, state=ExperimentState.RUNNING, reason=reason, **about)
+        for name, reason in (("first", ""), ("second", waits))
+    ]
+    (finding,) = check_searches(rows)
+    assert (finding.level, finding.what) == (FindingLevel.PROBLEM, f"second {waits}")
+    assert [one.level for one in check_searches(rows[:1])] == [FindingLevel.OK]
