@@ -35,7 +35,7 @@ from tunemq_workers.processes import forkserver_messages
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime import transfer_messages as transfers
 from tunemq_workers.trial_process import node_channel
-from tunemq_workers.trials import command_queue
+from tunemq_workers.trials import assignment_filter
 
 _OWN = "0123456789abcdef"
 _ANSWERS = [
@@ -205,19 +205,19 @@ def of_processes() -> list[Decoder]:
             messages.TrialOrder,
         ),
         of_type(
-            "tunemq_workers.trials.command_queue:_decode_envelope",
-            command_queue._decode_envelope,
-            command_queue._AssignmentEnvelope,
+            "tunemq_workers.trials.assignment_filter:_decode_envelope",
+            assignment_filter._decode_envelope,
+            assignment_filter._AssignmentEnvelope,
         ),
         of_type(
-            "tunemq_workers.trials.command_queue:_decode_order",
-            command_queue._decode_order,
+            "tunemq_workers.trials.assignment_filter:_decode_order",
+            assignment_filter._decode_order,
             messages.TrialOrder,
         ),
         of_type(
-            "tunemq_workers.trials.command_queue:_decode_beginning",
-            command_queue._decode_beginning,
-            command_queue._OrderPrefix,
+            "tunemq_workers.trials.assignment_filter:_decode_beginning",
+            assignment_filter._decode_beginning,
+            assignment_filter._OrderPrefix,
         ),
         of_type(
             "tunemq_workers.logs.log_messages:decode_order",

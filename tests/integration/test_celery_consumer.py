@@ -26,7 +26,7 @@ from tunemq_workers.broker.consumer_start import (
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.runtime.frames import FrameDecoder
-from tunemq_workers.trials.command_queue import CommandQueue
+from tunemq_workers.trials.assignment_filter import AssignmentFilter
 
 __all__ = ["scheduler", "server"]
 
@@ -81,7 +81,7 @@ def consumer(server: RedisServer, tmp_path: Path) -> Iterator[ForkedConsumer]:
 
 def test_consumer_passes_on_messages_unread_and_in_order(consumer, scheduler):
     versions = [scheduler.assign("inc") for _ in range(20)]
-    box = CommandQueue("inc", NodeSigning("inc"))
+    box = AssignmentFilter("inc", NodeSigning("inc"))
     for version in versions:
         kind, send_assignment = consumer.next()
         assert kind == COMMAND

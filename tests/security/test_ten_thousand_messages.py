@@ -45,7 +45,7 @@ from tunemq_shared.signing.message_signing import (
     SigningKey,
 )
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.trials.command_queue import CommandQueue
+from tunemq_workers.trials.assignment_filter import AssignmentFilter
 
 pytestmark = [pytest.mark.security, pytest.mark.slow]
 
@@ -88,7 +88,7 @@ class BothEnds:
         self.registry = NodeRegistry(TERM, rejections=self.rejections)
         self.channel = self.registry.channels[STREAM] = ExperimentChannel(STREAM)
         self.node = NodeSigning(NODE, of_worker(made), self.rejections)
-        self.desired_state = CommandQueue(NODE, self.node)
+        self.desired_state = AssignmentFilter(NODE, self.node)
         ((*_, self.challenge),) = self.transport.challenge(0.0)
         assert self.node.hear_challenge(self.challenge)
         self.handler = Handler()

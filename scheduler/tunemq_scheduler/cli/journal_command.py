@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
+from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_keys import known_journal_signer
 from tunemq_scheduler.journal.journal_layout import (
     FILE_NAME,
     SNAPSHOT_SUFFIX,

@@ -18,7 +18,7 @@ from tunemq_scheduler.cli import (
     store_command,
     submit_command,
 )
-from tunemq_scheduler.farm import scheduler_command as scheduler
+from tunemq_scheduler.cli import scheduler_command as scheduler
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
 

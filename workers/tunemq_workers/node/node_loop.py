@@ -47,9 +47,9 @@ from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.system.machine_watch import MachineWatch
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.command_queue import CommandQueue
+from tunemq_workers.trials.assignment_filter import AssignmentFilter
 from tunemq_workers.trials.dependencies import DependencyFetcher
-from tunemq_workers.trials.trial_files import TrialFiles
+from tunemq_workers.trials.trial_folder_uploads import TrialFiles
 from tunemq_workers.trials.trial_supervisor import TrialSupervisor
 
 #: For this long after Redis is empty, the publisher checks often for a scheduler that may start.
@@ -190,7 +190,7 @@ class NodeLoop:
         disk.on_late = self._warn_all
         self._caps = OutputCaps(reactor, self._supervisor.folders)
         self._supervisor.on_cut_off = self._tidy_after
-        self._commands = CommandQueue(instance_id, signing, self._supervisor.reject)
+        self._commands = AssignmentFilter(instance_id, signing, self._supervisor.reject)
         self._tried_store = ""
         self._redis_state = _RedisState()
         self._full = frozenset[str]()

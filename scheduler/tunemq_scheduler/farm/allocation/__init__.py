@@ -9,6 +9,6 @@ offers. The parts, from the bottom:
   allocation_state         the two together; which slots are being cleared for whom
   granting, idling         gives free slots in turn; takes unused ones back
   preemption               clears slots if none is free; victim_finder chooses them
-  isolation                gives a suspect trial a node for itself
+  suspect_isolation        gives a suspect trial a node for itself
   allocation_reasons       explains why a trial waits
 """

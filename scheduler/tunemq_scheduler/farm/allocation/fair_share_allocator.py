@@ -23,10 +23,10 @@ from tunemq_scheduler.farm.allocation.allocation_reasons import AllocationExplai
 from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
-from tunemq_scheduler.farm.allocation.isolation import SuspectIsolation
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember
 from tunemq_scheduler.farm.allocation.node_parts import NodePart
 from tunemq_scheduler.farm.allocation.preemption import Preemption
+from tunemq_scheduler.farm.allocation.suspect_isolation import SuspectIsolation
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
 #: The interval after which passing time alone may change offers.

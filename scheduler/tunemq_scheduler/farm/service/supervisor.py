@@ -60,7 +60,7 @@ class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
         results: the folder of all experiments.
         store: the store of code and checkpoints, which all nodes reach.
         journal_release: when nodes may forget their events; see
-            `tunemq_scheduler.farm.scheduler_command`.
+            `tunemq_scheduler.cli.scheduler_command`.
         settings: how the farm is shared.
         keys: the keys by which the scheduler, nodes and submitters verify each other.
         lost: searches of a lost machine, by name; they continue from their copies when they are

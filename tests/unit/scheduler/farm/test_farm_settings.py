@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tunemq_scheduler.cli.scheduler_command import add_parser
 from tunemq_scheduler.farm.farm_settings import FarmSettings, read_settings
-from tunemq_scheduler.farm.scheduler_command import add_parser
 from tunemq_shared.base.errors import ConfigError
 
 PAGE = Path(__file__).parents[4] / "docs" / "farm.md"

@@ -14,7 +14,7 @@ from tunemq_shared.protocol.messages import NodeWarned, decode_node_event
 from tunemq_shared.protocol.output_pieces import decode
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.trials.output_streamer import PERIOD_S, PIECE_BYTES
-from tunemq_workers.trials.trial_files import TrialFiles
+from tunemq_workers.trials.trial_folder_uploads import TrialFiles
 
 STORE = "s3://bucket/farm/exp"
 

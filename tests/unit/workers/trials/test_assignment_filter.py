@@ -12,7 +12,7 @@ from tunemq_shared.protocol.message_limits import COMMAND_TEXT_BYTES
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, TrialSpec, encode
 from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_workers.broker.node_signing import NodeSigning
-from tunemq_workers.trials.command_queue import CommandQueue
+from tunemq_workers.trials.assignment_filter import AssignmentFilter
 
 _SIGNER = MessageSigner("orders")
 
@@ -46,7 +46,7 @@ TRIAL_NUMBER = (4, TrialSpec.__struct_fields__.index("trial_number"))
 
 def test_unreadable_order_is_reported_to_its_experiment_and_others_are_obeyed():
     signing, told = NodeSigning("me"), []
-    box = CommandQueue("me", signing, lambda *what: told.append(what))
+    box = AssignmentFilter("me", signing, lambda *what: told.append(what))
     assignment = box.open(forged(TRIAL_NUMBER, "five"))
     assert assignment is not None
     assert [one.trial for one in assignment.orders] == ["fine"]
@@ -61,7 +61,7 @@ def test_unreadable_order_is_reported_to_its_experiment_and_others_are_obeyed():
 @pytest.mark.parametrize(("place", "value"), [((0,), 7), ((1,), "x"), ((4,), 9), ((4, 1), 5)])
 def test_assignment_with_an_order_of_an_unknown_experiment_is_rejected(place, value):
     signing, told = NodeSigning("me"), []
-    box = CommandQueue("me", signing, lambda *what: told.append(what))
+    box = AssignmentFilter("me", signing, lambda *what: told.append(what))
     assert box.open(forged(place, value)) is None
     assert not told
     assert box.confirmed == (0, 0)
@@ -70,7 +70,7 @@ def test_assignment_with_an_order_of_an_unknown_experiment_is_rejected(place, va
 
 def test_only_newer_assignments_are_accepted():
     signing = NodeSigning("me")
-    box = CommandQueue("me", signing)
+    box = AssignmentFilter("me", signing)
     opened = [
         box.open(message(*v)) is not None for v in [(1, 2), (1, 2), (1, 1), (1, 3), (2, 1), (1, 9)]
     ]
@@ -97,7 +97,7 @@ def test_only_newer_assignments_are_accepted():
 )
 def test_message_for_another_node_or_unreadable_is_rejected_counted_and_reported(letter, why):
     signing = NodeSigning("me")
-    box = CommandQueue("me", signing)
+    box = AssignmentFilter("me", signing)
     assert box.open(letter) is None
     assert box.confirmed == (0, 0)
     assert counted(signing) == {("command", why): 1}

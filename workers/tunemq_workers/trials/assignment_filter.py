@@ -1,4 +1,4 @@
-"""`CommandQueue`: accepts a node's newest assignment, and rejects older and invalid ones."""
+"""`AssignmentFilter`: accepts a node's newest assignment, and rejects older and invalid ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _decode_order = msgspec.msgpack.Decoder(messages.TrialOrder).decode
 _decode_beginning = msgspec.msgpack.Decoder(_OrderPrefix).decode
 
 
-class CommandQueue:
+class AssignmentFilter:
     """Accepts each assignment that is newer than the last accepted one.
 
     Args:
