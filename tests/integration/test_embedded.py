@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -116,6 +117,12 @@ def test_stopped_farm_leaves_no_process_and_no_folder(farm):
     assert not [process for process in running if process.is_running()]
     assert not os.path.exists(farm.folder)
     farm.stop()  # again is allowed
+
+
+def test_farm_whose_folder_was_removed_says_so(farm):
+    shutil.rmtree(farm.folder)
+    assert f"its folder {farm.folder} was removed" in farm.trouble()
+    assert not farm.is_usable
 
 
 def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):

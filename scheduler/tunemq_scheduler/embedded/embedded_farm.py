@@ -197,6 +197,12 @@ class EmbeddedFarm:
             return (
                 f"its watchdog process ended ({self._watchdog.returncode}){self._tail('watchdog')}"
             )
+        if not os.path.isdir(self.folder):  # with the code of the trials that begin next
+            return (
+                f"its folder {self.folder} was removed, as by a logout or a clean-up of temporary"
+                " files; set XDG_RUNTIME_DIR or TMPDIR to a folder that stays, and restore the"
+                " search"
+            )
         return None
 
     @property
