@@ -16,7 +16,7 @@ from tests.integration.farm_support import RedisServer, children_of, is_alive
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
-from tunemq_workers.broker.consumer_start import (
+from tunemq_workers.broker.consumer_launcher import (
     COMMAND,
     READY,
     REJECTED,
@@ -165,7 +165,7 @@ consumer._listen({server.url!r}, "inc", ours)
 def test_a_consumer_dies_with_its_node(server, tmp_path):
     node = f"""
 import time
-from tunemq_workers.broker.consumer_start import fork_consumer, start_forkserver
+from tunemq_workers.broker.consumer_launcher import fork_consumer, start_forkserver
 from tunemq_shared.system.processes import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "consumer.log")!r})
 consumer = fork_consumer(forkserver)  # without this end of it, it has no node

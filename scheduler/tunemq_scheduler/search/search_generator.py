@@ -20,8 +20,8 @@ from tunemq_scheduler.search.space import (
     variables,
 )
 from tunemq_scheduler.search.variants import generators, resolve
+from tunemq_shared.base.depth_and_integer_limits import beyond_limits
 from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
-from tunemq_shared.base.value_limits import beyond_limits
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from tunemq_scheduler.search.domain_types import Choice, Domain, Function, GridSearch
 from tunemq_scheduler.search.domains import grid_search
+from tunemq_shared.base.depth_and_integer_limits import beyond_limits, parts_of
 from tunemq_shared.base.errors import SearchSpaceError
 from tunemq_shared.base.safe_text import plain_number, repr_of, text_of
-from tunemq_shared.base.value_limits import beyond_limits, parts_of
 
 SpacePath = tuple[Any, ...]
 

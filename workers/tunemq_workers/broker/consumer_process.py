@@ -12,7 +12,7 @@ from typing import Final
 
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable
-from tunemq_workers.broker.consumer_start import COMMAND, READY, REJECTED, fork_consumer
+from tunemq_workers.broker.consumer_launcher import COMMAND, READY, REJECTED, fork_consumer
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection

@@ -27,7 +27,7 @@ from tunemq_shared.signing.key_files import KEYS_VARIABLE
 from tunemq_shared.signing.live_keys import KeyRole, LiveKeys, find_keys
 from tunemq_shared.system.process_control import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
-from tunemq_workers.broker.consumer_start import start_forkserver
+from tunemq_workers.broker.consumer_launcher import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
 

@@ -23,7 +23,7 @@ from tunemq_workers.logs import output_files
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 from tunemq_workers.processes.process_tree import MARK
 from tunemq_workers.trial_process import seeding, thread_limits
-from tunemq_workers.trial_process.spawned_processes import give_scripts_objects_by_value
+from tunemq_workers.trial_process.script_objects_for_spawn import give_scripts_objects_by_value
 
 
 def leave_the_forkserver(forkserver: int) -> None:

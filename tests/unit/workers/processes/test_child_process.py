@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tunemq_workers.broker.consumer_start import start_forkserver
+from tunemq_workers.broker.consumer_launcher import start_forkserver
 from tunemq_workers.node import node_setup
 from tunemq_workers.processes import child_process
 from tunemq_workers.system.credentials import REDIS_KEYS, STORE_KEYS

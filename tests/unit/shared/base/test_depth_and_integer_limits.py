@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.shared.hostile_values import Closed
 from tunemq_scheduler.search.space import read_space
+from tunemq_shared.base.depth_and_integer_limits import MOST_LEVELS, beyond_limits
 from tunemq_shared.base.errors import CheckpointError, ConfigError, SearchSpaceError
-from tunemq_shared.base.value_limits import MOST_LEVELS, beyond_limits
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.code.config_packing import pack_config, unpack_config
 
