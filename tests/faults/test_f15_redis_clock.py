@@ -11,8 +11,11 @@ import time
 
 import pytest
 
+from tests.support.farms.farm_service import Search, farm_service
 from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
 from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.scheduler_lease import keep_term, read_term
+from tunemq_scheduler.storage.folders import OWN_FOLDER
 from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
@@ -67,3 +70,20 @@ def test_f15_clock_that_jumps_forward_ends_leases_and_no_node_is_lost(farm, tmp_
         own.server.client.delete(*(key for key in keys if own.server.client.ttl(key) > 0))
         run.continues(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
+
+
+def test_f15_farm_whose_clock_was_ahead_serves_after_a_restart_with_an_empty_redis(tmp_path):
+    """Nodes obey only terms that are greater than all before."""
+    with farm_service(tmp_path, starts=False) as own:
+        ahead = int(time.time()) + 10_800
+        keep_term(own.results / OWN_FOLDER / "term", ahead)  # the clock that gave it was wrong
+        own.start_scheduler()
+        own.add_worker("one")
+        own.submit(Search(name="first", trials=1, steps=3))
+        own.wait_for("first", "FINISHED")
+        own.kill_scheduler()
+        own.redis.client.flushall()
+        own.start_scheduler()
+        own.submit(Search(name="second", trials=1, steps=3))
+        own.wait_for("second", "FINISHED")
+        assert read_term(own.results / OWN_FOLDER / "term") == ahead + 2

@@ -263,3 +263,13 @@ def test_returned_lease_is_free_at_once(claim, redis):
     started = time.monotonic()
     claim()
     assert time.monotonic() - started < LONG_S / 2
+
+
+def test_term_of_a_file_is_read_only_if_a_scheduler_wrote_it(tmp_path):
+    file = tmp_path / "farm" / "term"
+    assert lease_module.read_term(file) == 0
+    lease_module.keep_term(file, 1795663530)
+    assert lease_module.read_term(file) == 1795663530
+    for other in (b"", b"-1", b"nan", b"9" * 50, b"\xff"):
+        file.write_bytes(other)
+        assert lease_module.read_term(file) == 0

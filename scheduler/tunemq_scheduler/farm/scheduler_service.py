@@ -94,7 +94,11 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
             " --store s3://bucket/prefix."
         )
     with installed_packages_first("celery", "kombu", "redis"):
-        from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+        from tunemq_scheduler.farm.common.scheduler_lease import (
+            SchedulerLease,
+            keep_term,
+            read_term,
+        )
         from tunemq_scheduler.farm.service.lost_searches import find_lost_searches
         from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
@@ -117,8 +121,9 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
     me = LeaseHolder.this_process()
     lease = SchedulerLease(service.url, me)
     try:
-        at_least = max((one.term + 1 for one in lost.values()), default=1)
-        lease.claim(at_least, _tell, reports.waits)
+        file = Path(results, OWN_FOLDER, "term")
+        at_least = 1 + max((read_term(file), *(one.term for one in lost.values())))
+        keep_term(file, lease.claim(at_least, _tell, reports.waits))
         supervisor = Supervisor(
             farm, lease, me, _tell, reports.publish if reports.are_wanted else None
         )

@@ -97,6 +97,17 @@ def _scan(path: str) -> Iterator[os.DirEntry[str]]:
         os.close(fd)
 
 
+def make_private_folder(path: str) -> None:
+    """Make a folder for this user alone, if needed; remove a file or link in its place.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+        os.unlink(path)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
 def remove_tree(top: str | os.PathLike[str]) -> None:
     """Remove a folder and its content, whatever the permissions.
 
@@ -105,7 +116,7 @@ def remove_tree(top: str | os.PathLike[str]) -> None:
     number of open folders grow with the depth.
     """
     try:
-        top_fd = os.open(top, _OPEN)
+        top_fd = _opened(top)
     except OSError:
         return
     try:
@@ -126,7 +137,7 @@ def _remove(name: str, top_fd: int) -> bool:
     It moves inner folders to the top.
     """
     try:
-        fd = os.open(name, _OPEN, dir_fd=top_fd)
+        fd = _opened(name, top_fd)
     except OSError:
         with suppress(OSError):
             os.unlink(name, dir_fd=top_fd)
@@ -158,9 +169,26 @@ def _unlink_or_move(name: str, folder_fd: int, top_fd: int) -> None:
 
 def _allow_moving(name: str, folder_fd: int) -> None:
     """Make a folder writable: moving it to another parent changes its ``..`` entry."""
-    fd = os.open(name, _OPEN, dir_fd=folder_fd)
+    fd = _opened(name, folder_fd)
     try:
         _make_writable(fd)
+    finally:
+        os.close(fd)
+
+
+def _opened(name: str | os.PathLike[str], folder_fd: int | None = None) -> int:
+    """Open a folder, which must be no link, even if its mode forbids that to its owner.
+
+    Raises:
+        OSError: it is no folder, or one of another user.
+    """
+    try:
+        return os.open(name, _OPEN, dir_fd=folder_fd)
+    except PermissionError:
+        fd = os.open(name, _OPEN | os.O_PATH, dir_fd=folder_fd)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        return os.open(f"/proc/self/fd/{fd}", _OPEN & ~os.O_NOFOLLOW)
     finally:
         os.close(fd)
 

@@ -23,7 +23,7 @@ from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
-from tunemq_shared.system.folder_trees import remove_tree, statuses
+from tunemq_shared.system.folder_trees import make_private_folder, remove_tree, statuses
 from tunemq_shared.system.plain_files import open_to_read
 
 #: Prefix of folders that are being deleted.
@@ -70,14 +70,20 @@ def take_over(root: str) -> CacheContents:
     Raises:
         OSError: the folder cannot be created or read.
     """
-    os.makedirs(root, mode=0o700, exist_ok=True)
+    make_private_folder(root)
     StagingFolder(Path(root)).remove_leftovers()
     found: list[LeftoverCheckpoint] = []
     deadline = time.monotonic() + _TAKE_OVER_S
     for folder in _folders(root):
         if folder.name == STAGING:
             continue
-        for entry in _folders(folder.path):
+        try:
+            entries = _folders(folder.path)
+        except OSError as problem:  # a trial made it, or changed its mode
+            _log.warning("cache.not_listed folder=%s problem=%r", folder.path, str(problem))
+            remove_tree(folder.path)
+            continue
+        for entry in entries:
             key = f"{folder.name}/{entry.name}"
             # A trial made it: no checkpoint has such a name.
             if encodable(key) != key or time.monotonic() > deadline:

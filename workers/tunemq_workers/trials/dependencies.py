@@ -23,7 +23,7 @@ import msgspec
 
 from tunemq_shared.code.blob_folder import place_of
 from tunemq_shared.protocol.messages import BlobRef, TrialSpec
-from tunemq_shared.system.folder_trees import MAX_NAMES, remove_tree, statuses
+from tunemq_shared.system.folder_trees import MAX_NAMES, make_private_folder, remove_tree, statuses
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import do_nothing
@@ -245,9 +245,9 @@ def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
     """
     found: list[tuple[float, str]] = []
     for name in (BLOBS, CODE):
-        os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
+        make_private_folder(os.path.join(folder, name))
         found += (
-            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
+            (_changed_at(entry), entry.path)
             for entry in islice(os.scandir(os.path.join(folder, name)), MAX_NAMES)
             if not entry.name.startswith(".")
         )
@@ -259,6 +259,13 @@ def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:
             _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
     sizes = {path: _size_of(path) for _, path in found[-_MOST_LEFT:]}
     return _LeftoverFiles(sizes, shutil.disk_usage(folder).total)
+
+
+def _changed_at(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:  # a trial has just removed it
+        return 0.0
 
 
 def _size_of(path: str) -> int:

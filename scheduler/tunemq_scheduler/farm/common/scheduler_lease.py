@@ -1,9 +1,9 @@
 """`SchedulerLease`: gives a farm one scheduler; a replaced one notices that before it acts.
 
 Each start of a scheduler gets a **term**, greater than all before. The term is stored in Redis and,
-because Redis may be wiped, in the experiment's folder. It is never below the time of the start in
-Unix seconds, so that the terms of a farm that lost both still grow. Nodes obey only the newest
-term.
+because Redis may be wiped, in a file of the farm. It is never below the time of the start in Unix
+seconds, so that the terms of a farm that lost both still grow, unless a clock was ahead. Nodes obey
+only the newest term.
 
 The **lease** is a key in Redis. Its holder renews it in a separate thread, because a user's
 algorithm may block the loop for any time. A scheduler that wants to be the next waits until the
@@ -16,21 +16,25 @@ writes happen soon after a check of the lease (`proven_at`).
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.farm.common.small_files import make_folder, replace_file
 from tunemq_scheduler.transport.redis.key_types import TEXT_OF
 from tunemq_scheduler.transport.redis.redis_connection import (
     RedisCommand,
     RedisConnection,
     RedisFull,
 )
-from tunemq_shared.base.errors import SchedulerSuperseded, TransportError
+from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, TransportError
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 
@@ -282,6 +286,22 @@ class SchedulerLease:
     def _value(self) -> str:
         me = msgspec.json.encode(self._me).decode()
         return f"{self._me.token}:{self._beat}:{me}"
+
+
+def read_term(file: Path) -> int:
+    """Return the last term of a farm from its file; 0 if that has none."""
+    try:
+        text = file.read_bytes()
+    except OSError:
+        return 0
+    return int(text) if re.fullmatch(rb"[0-9]{1,12}", text) else 0
+
+
+def keep_term(file: Path, term: int) -> None:
+    """Write a farm's term to its file; a full disk is no reason to stop, because Redis has it."""
+    with contextlib.suppress(JournalError):
+        make_folder(file.parent)
+        replace_file(file, str(term).encode())
 
 
 def _holder(value: bytes) -> LeaseHolder | None:

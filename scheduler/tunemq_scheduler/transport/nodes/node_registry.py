@@ -51,6 +51,7 @@ class RegisteredNode(msgspec.Struct):
         away_since: when it was lost, by this machine's monotonic clock; None if it is not lost.
         retired: why it should end; empty if it should not.
         node_metrics: its last metrics.
+        obeys_later: whether it obeys a scheduler of a later term than this one's.
         began: when it started, by its own clock; 0 if its registration was not read yet.
         number: of that registration.
     """
@@ -63,6 +64,7 @@ class RegisteredNode(msgspec.Struct):
     away_since: float | None = None
     retired: str = ""
     node_metrics: NodeMetrics = NodeMetrics()
+    obeys_later: bool = False
     began: float = 0.0
     number: int = 0
 
@@ -447,10 +449,16 @@ class NodeRegistry:
         if not node.is_heard:
             self._is_there(node, confirmed)
         node.desired_state.confirm(*confirmed)
-        if (
-            0 < confirmed[0] < self._term
-        ):  # a replaced scheduler may have been suspended, and sent orders since
+        if 0 < confirmed[0] < self._term:
+            # A replaced scheduler may have been suspended, and sent orders since.
             node.desired_state.is_changed = True
+        elif confirmed[0] > self._term and not node.obeys_later:
+            node.obeys_later = True
+            self.notices.append(
+                f"Node {node.about.node} obeys a scheduler of a later term ({confirmed[0]}) and"
+                " rejects all orders of this one. If no other scheduler runs, a clock was ahead"
+                " when an earlier one began: restart this worker."
+            )
 
     def _is_there(self, node: RegisteredNode, confirmed: tuple[int, int]) -> None:
         """Process the first sign of life, or the first since the node was lost."""

@@ -183,6 +183,15 @@ def test_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_to_run_no
     assert not registry.nodes["inc1"].desired_state.is_changed
 
 
+def test_node_that_obeys_a_later_scheduler_is_named_once():
+    registry = registry_of(5)
+    register(registry)
+    for beat in (b"9:4:17", b"10:6:1", b"11:6:2"):
+        registry.read_leases(0.0, [beat])
+    (notice,) = [one for one in registry.notices if "later term (6)" in one]
+    assert "restart this worker" in notice
+
+
 def test_unreadable_batches_are_noted_and_do_not_block_the_others():
     registry = joined_registry()
 
