@@ -13,6 +13,7 @@ import msgspec
 from tunemq_scheduler.api.farm_answers import ExperimentState
 from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.farm.common.results_lock import hold_results
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, waiting_snapshot
@@ -117,11 +118,13 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         settings=settings,
         lost=lost,
     )
+    own = Path(results, OWN_FOLDER)
+    held = hold_results(own, farm.address)
     reports = _Reports(service, health, results, store)
     me = LeaseHolder.this_process()
     lease = SchedulerLease(service.url, me)
     try:
-        file = Path(results, OWN_FOLDER, "term")
+        file = own / "term"
         at_least = 1 + max((read_term(file), *(one.term for one in lost.values())))
         keep_term(file, lease.claim(at_least, _tell, reports.waits))
         supervisor = Supervisor(
@@ -138,6 +141,7 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
     finally:
         lease.close()
         reports.close()
+        os.close(held)
 
 
 class _Reports:
