@@ -42,8 +42,8 @@ def hold_results(own: Path, redis: str) -> int:
         if holder and holder.partition(" ")[0] != redis:
             os.close(descriptor)
             raise ConfigError(
-                f"The scheduler of another farm uses {own.parent}: {holder}. Each farm needs a"
-                " results folder of its own: tunemq scheduler --results DIR."
+                f"The scheduler of another farm uses {own.parent}: {holder}. Give each farm"
+                " another results folder: tunemq scheduler --results DIR."
             ) from None
         return descriptor
     except OSError:  # a file system without locks
