@@ -349,6 +349,16 @@ class Experiment:
         )
         return self._search_run
 
+    def _check_anew(self) -> None:
+        """Check the claim with a read: another search may have claimed the store at the same time.
+
+        Raises:
+            RunSuperseded: it did.
+            StoreError: the record cannot be read.
+        """
+        self._claim.expire()
+        self._claim.check()
+
     @contextlib.contextmanager
     def _copied(
         self, opened: OpenExperiment, wake: Callable[[], None] = lambda: None
@@ -378,7 +388,7 @@ class Experiment:
                 objects,
                 self._message_signer,
                 copied=wake,
-                check=self._claim.check,
+                check=self._check_anew,
             )
             try:
                 yield copy
