@@ -11,7 +11,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -42,10 +42,6 @@ from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.trainable.attached import attached_to
 
-_CHECKPOINT: Final = "checkpoint_"
-#: The folder, in an experiment's, to which its journal is fetched.
-_FETCHED: Final = ".fetched"
-_FETCHED_FILE: Final = ".fetched-file"
 _log = logging.getLogger(__name__)
 
 
