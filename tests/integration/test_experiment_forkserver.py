@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,
-    EXIT_OTHER_VERSION,
+    EXIT_MUST_WAIT,
     EXIT_USE,
 )
 from tunemq_scheduler.farm.ipc import experiment_processes as process_module
@@ -288,7 +288,7 @@ def test_interpreter_with_another_tunemq_version_ends_with_a_separate_exit_code(
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" "$3" "$4" "$5" 0.0.9 "$7"\n')
     python.chmod(0o755)
     experiment = begin(usual, "search", "", python=str(python))
-    assert experiment.ends() == EXIT_OTHER_VERSION
+    assert experiment.ends() == EXIT_MUST_WAIT
     assert "and the scheduler 0.0.9" in experiment.said()
     assert "Install the scheduler's TuneMQ in it" in experiment.said()
 

@@ -176,6 +176,35 @@ def test_trial_stays_before_its_node_where_memory_runs_out(farm):
     assert result.metrics["score"] == (500 if _may_set_the_least_score() else 0)
 
 
+def limits_its_forkserver(config):
+    """Report the limit of file sizes; then lower that of the forkserver."""
+    import os
+    import resource
+
+    from tunemq_shared.trial.session import report
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    report({"most_bytes": soft})
+    resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (100, 100))
+
+
+def test_trial_that_limits_its_forkserver_does_not_limit_later_trials(farm):
+    instance_id = farm.start(reachable(), *AS_NOBODY)
+    said = farm.scheduler.said
+    for number in range(2):
+        farm.scheduler.assign(
+            instance_id, order(f"t{number}", farm.order(limits_its_forkserver, 0))
+        )
+        eventually(
+            lambda least=number + 1: len(said(SlotFreed)) == least,
+            within=60,
+            message=farm.story,
+        )
+    assert said(TrialFailed) == []
+    assert [one.metrics["most_bytes"] for one in said(ResultReported)] == [-1, -1]
+    assert "forkserver.limited" in farm.story()
+
+
 def _may_set_the_least_score():
     (line,) = [
         line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line

@@ -12,7 +12,7 @@ import msgspec
 
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 
-#: How the reason of an experiment begins that waits for another version of TuneMQ.
+#: How the reason of an experiment begins that waits for a scheduler that can run it.
 WAITS: Final = "waits: "
 
 

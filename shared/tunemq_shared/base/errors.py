@@ -3,7 +3,8 @@
     TuneError                                  the base; Ray Tune's base has the same name
     ├─ UserError                               bad input: names the field, the value and the fix
     │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
-    │   │   └─ TunerVersionMismatch            another version pickled the Tuner
+    │   │   ├─ TunerVersionMismatch            another version pickled the Tuner
+    │   │   └─ StoreNotAllowed                 a submitted search may not use this store
     │   ├─ SearchSpaceError                    a search space that cannot be sampled
     │   ├─ MetricError                         a reported metric that is missing or not finite
     │   ├─ TrainableError                      a trainable that cannot run or be shipped
@@ -57,6 +58,10 @@ class ConfigError(UserError):
 
 class TunerVersionMismatch(ConfigError):
     """Another version of TuneMQ, Python or cloudpickle pickled this Tuner."""
+
+
+class StoreNotAllowed(ConfigError):
+    """A submitted search may not use this store."""
 
 
 class SearchSpaceError(UserError):

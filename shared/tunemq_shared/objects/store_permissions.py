@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.errors import StoreNotAllowed
 from tunemq_shared.objects.s3_address import own_profiles, parse_address
 from tunemq_shared.objects.store_address import is_remote, without_settings
 from tunemq_shared.protocol.messages import BlobRef
@@ -47,15 +47,16 @@ class StorePermissions(msgspec.Struct, frozen=True):
             field: Where the address was given, for the error.
 
         Raises:
-            ConfigError: It may not.
+            StoreNotAllowed: It may not.
         """
         if any(_is_below(address, one, self.environ) for one in self.allowed):
             return
         known = ", ".join(_shown(one, self.environ) for one in self.allowed) or "none"
-        raise ConfigError(
+        raise StoreNotAllowed(
             f"{field} names the store {_shown(address, self.environ)}, which this search may not"
             f" use, for credentials belong to addresses; its owner may use: {known}. Leave it out,"
-            " so that the farm's store is used, or have the farm's administrator allow it:"
+            " so that the farm's store is used; if the search began with it, start the scheduler"
+            " with that --store again; or have the farm's administrator allow it:"
             f' stores = ["{without_settings(address)}?endpoint=...&profile=NAME"] in the file of'
             " tunemq scheduler --settings."
         )
@@ -64,7 +65,7 @@ class StorePermissions(msgspec.Struct, frozen=True):
         """Check that a node may use all stores that this order names.
 
         Raises:
-            ConfigError: It may not.
+            StoreNotAllowed: It may not.
         """
         for field, address in _addresses(order):
             if is_remote(address):

@@ -29,6 +29,7 @@ from tunemq_workers.forkservers.forkserver_reports import (
     close_all,
 )
 from tunemq_workers.processes import forkserver_messages as messages
+from tunemq_workers.system.process_limits import lowered_limits
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
 from tunemq_workers.trial_process.stack_dumps import have_stacks_written
@@ -156,6 +157,10 @@ class ForkserverClient:
     def is_ready(self) -> bool:
         """Whether it has preloaded everything."""
         return self._processes.is_ready
+
+    def lowered_limits(self) -> list[str]:
+        """Return the resource limits that trials of its user lowered; trials would inherit them."""
+        return [] if self._user is None else lowered_limits(self.pid)
 
     def fileno(self) -> int:
         """Return the descriptor to watch for reading."""

@@ -164,7 +164,7 @@ class ForkserverPool:
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
         for server in self._servers:
-            if server.environment == environment:
+            if server.environment == environment and not self._is_limited(server):
                 return server
         self._close_idle()
         self._started += 1
@@ -182,6 +182,13 @@ class ForkserverPool:
         if self._look is None:
             self._look = self._reactor.after(POLL_INTERVAL_S, self._look_at_all)
         return server
+
+    @staticmethod
+    def _is_limited(server: ForkserverClient) -> bool:
+        """Whether new trials would inherit lowered limits; those that run are kept."""
+        if names := server.lowered_limits():
+            _log.warning("forkserver.limited pid=%d limits=%r", server.pid, ", ".join(names))
+        return bool(names)
 
     def _look_at_all(self) -> None:
         for server in list(self._servers):

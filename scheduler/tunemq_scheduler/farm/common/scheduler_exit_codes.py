@@ -21,6 +21,7 @@ from tunemq_shared.base.errors import (
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
+    StoreNotAllowed,
     TuneError,
     TunerVersionMismatch,
     UserError,
@@ -37,8 +38,9 @@ EXIT_UNAVAILABLE: Final = 69
 EXIT_AGAIN: Final = 74
 #: Another scheduler runs on this farm, has this search, or took it over (EX_TEMPFAIL).
 EXIT_SUPERSEDED: Final = 75
-#: Of an experiment process: another version wrote the state to continue from (EX_CONFIG).
-EXIT_OTHER_VERSION: Final = 78
+#: Of an experiment process: its search needs another version of TuneMQ or Python, or a store that
+#: the farm does not allow (EX_CONFIG).
+EXIT_MUST_WAIT: Final = 78
 
 #: The errors of a file system that is full, broken, or away.
 _TRANSIENT: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
@@ -57,8 +59,8 @@ def exit_code(problem: TuneError) -> int:
 
 def process_exit_code(problem: Exception) -> int:
     """Return the exit code of an experiment process for this error."""
-    if isinstance(problem, JournalVersionMismatch | TunerVersionMismatch):
-        return EXIT_OTHER_VERSION
+    if isinstance(problem, JournalVersionMismatch | TunerVersionMismatch | StoreNotAllowed):
+        return EXIT_MUST_WAIT
     if may_pass(problem):
         return EXIT_AGAIN
     if isinstance(problem, RunSuperseded):

@@ -23,7 +23,7 @@ from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,
-    EXIT_OTHER_VERSION,
+    EXIT_MUST_WAIT,
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
@@ -75,8 +75,8 @@ class ExperimentOutcome(StrEnum):
     FAILED = "failed"
     #: The search is intact: restart it. Its trials continue meanwhile.
     LEFT = "left"
-    #: Another version wrote the state to continue from: retry until that version is installed.
-    OTHER_VERSION = "other version"
+    #: It needs another version, or a store that the farm does not allow: retry until it has them.
+    MUST_WAIT = "must wait"
     #: Its process died, by a signal or its own exit. Its trials continue meanwhile.
     DIED = "died"
 
@@ -488,8 +488,8 @@ class ExperimentConnection:
             outcome, text = ExperimentOutcome.FINISHED, "is over"
         elif returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             outcome = ExperimentOutcome.LEFT
-        elif returncode == EXIT_OTHER_VERSION:
-            outcome = ExperimentOutcome.OTHER_VERSION
+        elif returncode == EXIT_MUST_WAIT:
+            outcome = ExperimentOutcome.MUST_WAIT
         elif returncode in {EXIT_FAILED, EXIT_USE}:
             silent = f"its process ended with exit code {returncode} and did not say why"
             text = words or silent

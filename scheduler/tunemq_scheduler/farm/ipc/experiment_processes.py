@@ -25,7 +25,7 @@ from typing import Final
 
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
-    EXIT_OTHER_VERSION,
+    EXIT_MUST_WAIT,
     EXIT_USE,
     how_it_ended,
 )
@@ -238,7 +238,7 @@ class ForkserverProcess:
             return EXIT_AGAIN, f"the process that it was forked from {how}"
         said = tail(self._said) or "it said nothing"
         if returncode >= 0:
-            code = EXIT_OTHER_VERSION if returncode == EXIT_OTHER_VERSION else EXIT_USE
+            code = EXIT_MUST_WAIT if returncode == EXIT_MUST_WAIT else EXIT_USE
             return code, (
                 f"the interpreter {self.python} cannot run experiments: {said}\nInstall the"
                 " scheduler's TuneMQ in it, or name another one."

@@ -23,7 +23,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_OTHER_VERSION
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_MUST_WAIT
 from tunemq_scheduler.farm.ipc.fork_messages import (
     MAX_PACKET_BYTES,
     REAP,
@@ -247,7 +247,7 @@ def main() -> int:
         importlib.import_module(module)
     if (ours := sys.modules["tunemq"].__version__) != version:
         sys.stderr.write(f"it has TuneMQ {ours}, and the scheduler {version}")
-        sys.exit(EXIT_OTHER_VERSION)
+        sys.exit(EXIT_MUST_WAIT)
     import_client(store)
     # Experiments share the memory pages of loaded modules until a garbage collection writes to
     # them.

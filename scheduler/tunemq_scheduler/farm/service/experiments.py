@@ -57,7 +57,11 @@ _FREED_AFTER_S: Final = 10.0
 _REPORTS_WITHIN_S: Final = 120.0
 #: The kinds of trouble in words, and how many experiments an explanation names.
 _TROUBLES: Final = MappingProxyType(
-    {"silent": "does not answer", "failing": "fails", "version": "waits for another version"}
+    {
+        "silent": "does not answer",
+        "failing": "fails",
+        "waiting": "waits for another version or its store",
+    }
 )
 _NAMED: Final = 16
 #: The file beside the queue with the stream of each experiment's events.
@@ -503,7 +507,7 @@ class RunningExperiments:
         entry = self._queue.get(one.name)
         has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
         is_over = process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
-        if process_exit.outcome is ExperimentOutcome.OTHER_VERSION and (
+        if process_exit.outcome is ExperimentOutcome.MUST_WAIT and (
             not has_begun or (entry is not None and entry.state is State.STOPPING)
         ):
             is_over = True
@@ -522,13 +526,13 @@ class RunningExperiments:
             process_exit.outcome is ExperimentOutcome.INTERRUPTED or is_late
         ):
             self._finish(one, one.ends_for, one.because)
-        elif process_exit.outcome is ExperimentOutcome.OTHER_VERSION:
-            self._wait_for_version(one, process_exit.text)
+        elif process_exit.outcome is ExperimentOutcome.MUST_WAIT:
+            self._wait_for_farm(one, process_exit.text)
         else:
             self._try_again(one, process_exit)
 
-    def _wait_for_version(self, one: _ExperimentRun, why: str) -> None:
-        """Wait for another version, while its trials continue; that scheduler takes them over."""
+    def _wait_for_farm(self, one: _ExperimentRun, why: str) -> None:
+        """Wait for a scheduler that can run it, while its trials continue: that takes them over."""
         if one.waits != why:
             one.waits = why
             self._notices(f"{one.name} waits: {why}")
@@ -775,7 +779,7 @@ def _is_steady(one: _ExperimentRun) -> bool:
 
 def _trouble_kind(one: _ExperimentRun) -> str:
     if one.waits:
-        return "version"
+        return "waiting"
     if one.is_silent:
         return "silent"
     return "failing" if one.ends else ""

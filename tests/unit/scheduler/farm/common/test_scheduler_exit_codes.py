@@ -9,7 +9,7 @@ import pytest
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,
-    EXIT_OTHER_VERSION,
+    EXIT_MUST_WAIT,
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
@@ -30,6 +30,7 @@ from tunemq_shared.base.errors import (
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
+    StoreNotAllowed,
     TunerVersionMismatch,
 )
 
@@ -61,8 +62,9 @@ def test_failure_of_disk_or_store_may_succeed_on_retry(problem):
     [
         (JournalCorrupt("journal", 7, "damaged"), EXIT_FAILED),
         (JournalError("nothing of it can be read"), EXIT_FAILED),
-        (JournalVersionMismatch("another version wrote it"), EXIT_OTHER_VERSION),
-        (TunerVersionMismatch("another version wrote it"), EXIT_OTHER_VERSION),
+        (JournalVersionMismatch("another version wrote it"), EXIT_MUST_WAIT),
+        (TunerVersionMismatch("another version wrote it"), EXIT_MUST_WAIT),
+        (StoreNotAllowed("of another farm"), EXIT_MUST_WAIT),
         (BlobCorrupt("not what its name says"), EXIT_FAILED),
         (_from(SearchFailed("the algorithm raised"), _FULL), EXIT_FAILED),
         (_from(InvariantBroken("ours"), _FULL), EXIT_FAILED),

@@ -19,7 +19,7 @@ from tests.unit.scheduler.farm.ipc.test_experiment_connection import Nodes
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_OTHER_VERSION
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_MUST_WAIT
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
@@ -177,7 +177,7 @@ def test_request_to_a_process_that_dies_silently_is_answered_with_its_death(farm
 def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
-    farm.processes[0].code = EXIT_OTHER_VERSION
+    farm.processes[0].code = EXIT_MUST_WAIT
     farm.experiments.turn()
     assert farm.queue.get("x").state is State.FAILED
     assert farm.queue.get("x").reason == "its last words"
