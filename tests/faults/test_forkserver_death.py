@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
+    NodeWarned,
     ResultReported,
     SlotFreed,
     TrialFailed,
@@ -93,6 +94,16 @@ def three_results(config):
         report({"loss": n / 10})
 
 
+def three_slow_results(config):
+    import time
+
+    from tunemq_shared.trial.session import report
+
+    for n in range(3):
+        report({"loss": n / 10})
+        time.sleep(1)
+
+
 def forkserver_and_tree(node: Node, scheduler: Scheduler, trials: int) -> tuple[int, list[int]]:
     eventually(lambda: len(scheduler.said(ResultReported)) == trials, message=node.log)
     trial_pids = [event.pid for event in scheduler.said(TrialStarted)]
@@ -128,6 +139,17 @@ def test_node_continues_with_a_new_forkserver(node, scheduler):
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results), attempt=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
     assert scheduler.said(SlotFreed)[0].attempt == 1
+
+
+def test_trial_process_that_was_stopped_is_continued(node, scheduler):
+    scheduler.assign(node.instance_id, order("t1", scheduler.start(three_slow_results)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    (started,) = scheduler.said(TrialStarted)
+    os.kill(started.pid, signal.SIGSTOP)
+    eventually(lambda: scheduler.said(TrialFinished), within=SOON, message=node.log)
+    assert len(scheduler.said(ResultReported)) == 3
+    (warned,) = scheduler.said(NodeWarned)
+    assert "trial processes were stopped (SIGSTOP), and were continued" in warned.text
 
 
 def test_idle_forkserver_that_is_killed_is_not_reported(node, scheduler):

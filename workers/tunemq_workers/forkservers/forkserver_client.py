@@ -218,7 +218,8 @@ class ForkserverClient:
     def look(self) -> str:
         """Kill a forkserver that is stopped or hangs; call it every `POLL_INTERVAL_S` seconds.
 
-        While it preloads it answers nothing, and is killed when that takes too long.
+        Trial processes that are stopped are continued. While it preloads it answers nothing, and is
+        killed when that takes too long.
 
         Returns:
             A warning for the user; empty if there is none.
@@ -243,6 +244,11 @@ class ForkserverClient:
             elif self._starting_s > _TOLD_AFTER_S and not self._says_waits:
                 self._says_waits = True
                 warning = self._why_it_waits()
+            if self._processes.continue_stopped():
+                warning = (
+                    "trial processes were stopped (SIGSTOP), and were continued; check that no"
+                    " trial does that."
+                )
             return warning
         self._process.kill()
         raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
@@ -394,7 +400,7 @@ def _our_roots() -> list[str]:
 
 def _memory_file(content: bytes) -> int:
     """Return a descriptor from which ``content`` can be read."""
-    file = os.memfd_create("tunemq-host")
+    file = os.memfd_create("tunemq-trial")
     with open(file, "wb", buffering=0, closefd=False) as writer:
         rest = memoryview(content)
         while rest:

@@ -21,6 +21,7 @@ import msgspec
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
 from tunemq_shared.system.processes import children_of, is_readable
+from tunemq_shared.system.stopped_process import StoppedProcessDetector
 from tunemq_workers.processes import forkserver_messages as messages
 
 _HIGHEST_SIGNAL: Final = 64
@@ -41,6 +42,7 @@ class _ReportedProcess(msgspec.Struct):
     pid: int | None = None
     pidfd: int | None = None
     has_exited: bool = False
+    stops: StoppedProcessDetector = msgspec.field(default_factory=StoppedProcessDetector)
 
 
 class ReportedProcesses:
@@ -110,6 +112,23 @@ class ReportedProcesses:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
+    def continue_stopped(self) -> bool:
+        """Send SIGCONT to trial processes that were stopped; return whether there were any.
+
+        A trial can stop those of others that run as the same user. Call it every `POLL_INTERVAL_S`
+        seconds.
+        """
+        has_continued = False
+        for process in self._processes.values():
+            pid = process.pid
+            if pid is None or process.has_exited or not process.stops.look(pid):
+                continue
+            if (pidfd := self._pidfd_of(process)) is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                    has_continued = True
+        return has_continued
+
     def kill_all(self, within_s: float) -> None:
         """Kill all trial processes, and wait up to ``within_s`` seconds for their end."""
         deadline = time.monotonic() + within_s
@@ -133,10 +152,10 @@ class ReportedProcesses:
             case messages.ProcessTreeGone(name):
                 process = self._known(name, report)
                 if not process.has_exited:
-                    raise InvalidReport(f"it reported {report}, and that host has not ended")
+                    raise InvalidReport(f"it reported {report}, and that process has not ended")
                 if (left := self._left_by(process)) is not None:
                     raise InvalidReport(
-                        f"it reported {report}, and process {left} of that host runs"
+                        f"it reported {report}, and process {left} of that trial runs"
                     )
                 del self._processes[name]
             case messages.PreloadBegan() | messages.ForkserverReady() if self.is_ready:
@@ -150,14 +169,14 @@ class ReportedProcesses:
 
     def _known(self, name: str, report: messages.ForkserverReport) -> _ReportedProcess:
         if (process := self._processes.get(name)) is None:
-            raise InvalidReport(f"it reported {report}, and there is no such host")
+            raise InvalidReport(f"it reported {report}, and there is no such trial process")
         return process
 
     def _forked(self, process: _ReportedProcess, pid: int) -> None:
         if process.pid is not None or process.has_exited:
-            raise InvalidReport(f"it reported process {pid} as a host that was there before")
+            raise InvalidReport(f"it reported process {pid} as one that was there before")
         if any(other.pid == pid and not other.has_exited for other in self._processes.values()):
-            raise InvalidReport(f"it reported process {pid} as two hosts")
+            raise InvalidReport(f"it reported process {pid} as two trial processes")
         process.pid = pid
         try:
             self._examine(process)
@@ -165,7 +184,7 @@ class ReportedProcesses:
             # After a forkserver's death, its trial processes are children of the node, which kills
             # them.
             if not has_hung_up(self._control):
-                raise InvalidReport(f"it reported process {pid} as a host: {problem}") from problem
+                raise InvalidReport(f"it reported process {pid} as a trial: {problem}") from problem
 
     def _examine(self, process: _ReportedProcess) -> None:
         """Open a descriptor for a forked trial process, if the kernel confirms what was reported.

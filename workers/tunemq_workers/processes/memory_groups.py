@@ -83,7 +83,7 @@ class MemoryCgroups:
                 _set_limit(folder, limit, is_v2=self._is_v2)
             waiting, self._gates[process] = os.pipe()
         except OSError as problem:
-            _log.warning("memory.no_group host=%s problem=%r", process, str(problem))
+            _log.warning("memory.no_group trial=%s problem=%r", process, str(problem))
             self.leave(process)
             return None
         self._folders[process] = folder
@@ -102,7 +102,7 @@ class MemoryCgroups:
             try:
                 self._move(folder, proven)
             except OSError as problem:  # it may have ended
-                _log.warning("memory.not_entered host=%s problem=%r", process, str(problem))
+                _log.warning("memory.not_entered trial=%s problem=%r", process, str(problem))
         self._open_gate(process)
 
     def _move(self, folder: str, proven: tuple[int, int] | None) -> None:

@@ -301,7 +301,7 @@ def test_report_that_a_process_tree_has_ended_is_rejected_while_one_of_it_runs(r
         trial_process.kill()
         trial_process.wait()
         reported.take(encode(ProcessExited("h2", trial_process.pid, signal.SIGKILL, None)))
-        with pytest.raises(InvalidReport, match=f"process {left.pid} of that host runs"):
+        with pytest.raises(InvalidReport, match=f"process {left.pid} of that trial runs"):
             reported.take(encode(ProcessTreeGone("h2")))
         left.kill()
 
