@@ -141,6 +141,29 @@ def test_trials_that_ended_by_a_criterion_continue_to_another_one(searched):
     assert all(searched.executed().count((x, 1)) == 1 for x in (1.0, 2.0, 3.0))
 
 
+class RaisesAtSetup(tune.Callback):
+    def setup(self, **_: Any) -> None:
+        raise ValueError("not reachable")
+
+
+@pytest.mark.parametrize("then", [{"stop": {"training_iteration": 5}}, {}, None])
+def test_restore_to_another_criterion_that_failed_before_its_first_turn_is_not_lost(searched, then):
+    """Whether the next restore names the same criterion, none (no limit), or no RunConfig at all."""
+    searched.fit(stop={"training_iteration": 2}, saves=True, steps=5)
+    failing = tune.RunConfig(stop={"training_iteration": 5}, verbose=0, callbacks=[RaisesAtSetup()])
+    for _ in range(2):
+        with pytest.raises(SearchFailed, match="not reachable"):
+            searched.restore(run_config=failing)
+
+    if then is None:
+        with pytest.raises(SearchFailed, match="not reachable"):  # it is in the saved RunConfig
+            searched.restore()
+        then = {"stop": {"training_iteration": 5}}
+    grid = searched.restore(run_config=tune.RunConfig(verbose=0, **then))
+
+    assert [steps_of(one) for one in grid] == [[1, 2, 3, 4, 5]] * 3
+
+
 def test_restore_keeps_trials_in_error_with_their_errors(searched):
     before = searched.fit(steps=4, fails_at=3)
     Path(searched.space["fixed"]).touch()

@@ -271,8 +271,10 @@ class Tuner:
             storage, options = StorageLocation(found.folder, found.store), found.options
             address = found.address
 
-        def keep() -> None:
-            save_tuner(storage.folder, kept, name=prepared.trainable_name, seed=prepared.seed)
+        def keep(run: int) -> None:
+            stopped_by = () if options is None else options.stopped_by(run - 1)
+            about = {"name": prepared.trainable_name, "seed": prepared.seed}
+            save_tuner(storage.folder, kept, **about, run=run, stopped_by=stopped_by)
 
         return Experiment(prepared, storage, options, keep=keep, brought_from=address)
 

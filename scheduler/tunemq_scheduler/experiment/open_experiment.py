@@ -34,12 +34,34 @@ from tunemq_shared.protocol.conditions import Condition, first_that_holds
 
 #: Makes the plan of an experiment from its journal's header.
 MakePlan = Callable[[JournalHeader], ExperimentPlan]
+#: Saves the experiment's Tuner for the run of this number.
+KeepTuner = Callable[[int], None]
 
 #: The increase of attempt numbers for each run if the journal may lack the last turns of the
 #: previous run, which may have used the next numbers for checkpoints.
 ATTEMPTS_BEYOND: Final = 1_000_000
 #: The number of turns until algorithms that returned no state are asked again.
 _TURNS_UNTIL_ASKED_AGAIN: Final = 100
+
+
+class StopCriteria(msgspec.Struct, frozen=True, kw_only=True):
+    """The stop criteria of an experiment's runs so far, and of the next one.
+
+    Attributes:
+        saved: those of the Tuner saved in its folder.
+        saved_for: the run that this Tuner was saved for, which may not have begun.
+        earlier: those of the runs before that.
+        now: those of the next run; trials that meet them stay ended.
+    """
+
+    saved: tuple[Condition, ...]
+    saved_for: int = 0
+    earlier: tuple[Condition, ...] = ()
+    now: tuple[Condition, ...] = ()
+
+    def of(self, run: int) -> tuple[Condition, ...]:
+        """Return those of a run that has begun."""
+        return self.saved if run >= self.saved_for else self.earlier
 
 
 class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,16 +72,17 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
         errored: trials in ERROR ``resume`` from their last checkpoint, ``restart``, or stay
             (empty).
         also: further trials in ERROR that resume.
-        stopped_by: the stop criteria of the previous run, if they changed: trials that only they
-            ended resume.
-        stops_now: the stop criteria of this run, if they changed; trials that meet them stay ended.
+        stops: if known, the stop criteria: trials that only those of the previous run ended resume.
     """
 
     unfinished: bool = True
     errored: Literal["", "resume", "restart"] = ""
     also: tuple[str, ...] = ()
-    stopped_by: tuple[Condition, ...] | None = None
-    stops_now: tuple[Condition, ...] = ()
+    stops: StopCriteria | None = None
+
+    def stopped_by(self, run: int) -> tuple[Condition, ...]:
+        """Return the stop criteria of a run that has begun, if known."""
+        return () if self.stops is None else self.stops.of(run)
 
 
 @dataclass
@@ -142,7 +165,7 @@ def take_up(
     folder: Path,
     prepared: PreparedSearch,
     make_plan: MakePlan,
-    when_locked: Callable[[], None] = lambda: None,
+    keep: KeepTuner = lambda _: None,
     *,
     after_turn: Callable[[], None] = lambda: None,
 ) -> OpenExperiment:
@@ -152,7 +175,7 @@ def take_up(
         folder: the experiment's folder.
         prepared: the checked input, with algorithms that were not used yet.
         make_plan: makes the plan from the journal's header.
-        when_locked: called once this process has exclusive access.
+        keep: saves the Tuner; the journal is locked, and its state was recovered.
         after_turn: called after each replayed turn.
 
     Raises:
@@ -163,7 +186,6 @@ def take_up(
     """
     journal, found = Journal.resume(folder / FILE_NAME)
     try:
-        when_locked()
         plan = make_plan(found.header)
         algorithms = prepared.algorithms()
         if found.snapshot is not None:
@@ -173,6 +195,7 @@ def take_up(
         driver = EventDriver(runner, algorithms, plan)
         driver.replay(found.turns, repair.note, after_turn)
         repair.finish()
+        keep(runner.run + 1)
     except BaseException:  # passed on to the script or the supervisor, which report it
         journal.close()
         raise
@@ -251,9 +274,10 @@ def _tried_again(opened: OpenExperiment, trials: tuple[str, ...]) -> tuple[str, 
 
 def _may_go_further(opened: OpenExperiment, options: ResumeOptions) -> tuple[str, ...]:
     """Return the trials that only the previous run's stop criteria ended."""
-    if not options.stopped_by:
-        return ()
     runner, found = opened.runner, []
+    stopped_by = options.stopped_by(runner.run)
+    if options.stops is None or not stopped_by or stopped_by == options.stops.now:
+        return ()
     for trial in (*runner.finished, *runner.live):  # live ones: their processes may still exist
         summary = runner.summary(trial)
         last = summary.last_result
@@ -262,8 +286,8 @@ def _may_go_further(opened: OpenExperiment, options: ResumeOptions) -> tuple[str
         if summary.status != TERMINATED and not last.done:
             continue
         result = TrialView(trial, summary, opened.plan).full_result(last)
-        if first_that_holds(options.stopped_by, result) is None:
+        if first_that_holds(stopped_by, result) is None:
             continue
-        if first_that_holds(options.stops_now, result) is None:
+        if first_that_holds(options.stops.now, result) is None:
             found.append((summary.number, trial))
     return tuple(trial for _, trial in sorted(found))

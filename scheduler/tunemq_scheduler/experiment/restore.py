@@ -18,7 +18,7 @@ import msgspec
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.experiment.bring_experiment import bring_experiment
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
-from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions, StopCriteria
 from tunemq_scheduler.journal.fetch_copy import has_others
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header, recover
@@ -36,7 +36,6 @@ from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.code.code_by_value import trainable_name
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.system.folder_trees import remove_tree
@@ -105,14 +104,16 @@ def restored(
         _check_tune(saved.get("tune_config"), tune_config)
     if tune.seed not in {None, saved.seed}:
         raise _other("TuneConfig(seed)", saved.seed, tune.seed)
-    stopped_by: tuple[Condition, ...] | None = None
-    stops_now: tuple[Condition, ...] = ()
-    if run_config is not None and not saved.run_config.problem:
+    stops = None
+    if not saved.run_config.problem:
         before = saved.get("run_config")
-        _check_run(before, run_config)
-        old, new = make_stopping(before.stop)[0], make_stopping(run_config.stop)[0]
-        if old != new:
-            stopped_by, stops_now = old, new
+        _check_run(before, run)
+        stops = StopCriteria(
+            saved=make_stopping(before.stop)[0],
+            saved_for=saved.run,
+            earlier=saved.stopped_by,
+            now=make_stopping(run.stop)[0],
+        )
     return RestoredExperiment(
         folder=folder,
         store=header.store,
@@ -120,7 +121,7 @@ def restored(
         param_space=space,
         tune=replace(tune, seed=saved.seed),
         run=replace(run, resume_from_checkpoint=None),
-        options=msgspec.structs.replace(options, stopped_by=stopped_by, stops_now=stops_now),
+        options=msgspec.structs.replace(options, stops=stops),
     )
 
 

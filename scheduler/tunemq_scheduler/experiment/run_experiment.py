@@ -25,6 +25,7 @@ from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of,
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
     ATTEMPTS_BEYOND,
+    KeepTuner,
     OpenExperiment,
     ResumeOptions,
     has_work,
@@ -72,7 +73,7 @@ class Experiment:
         prepared: its checked input.
         storage: its existing folder, and its store.
         resume: how to resume the experiment in that folder; None for a new one.
-        keep: called when the experiment is open and before it starts.
+        keep: saves the Tuner, when the experiment is open and before it starts.
         brought_from: the address from which it was restored; empty if from a folder.
     """
 
@@ -82,7 +83,7 @@ class Experiment:
         storage: StorageLocation,
         resume: ResumeOptions | None = None,
         *,
-        keep: Callable[[], None] = lambda: None,
+        keep: KeepTuner = lambda _: None,
         brought_from: str = "",
     ) -> None:
         self.prepared = prepared
@@ -210,7 +211,7 @@ class Experiment:
                 raise
             self._run_number = self._event.run
             return opened
-        self._keep()
+        self._keep(self._run_number)
         self._take_checkpoint()
         header = JournalHeader(
             experiment=self.name,

@@ -22,6 +22,7 @@ from tunemq_shared.base.errors import ConfigError, StoreError, TunerVersionMisma
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import unpickle
+from tunemq_shared.protocol.conditions import Condition
 
 TUNER_FILE: Final = "tuner.pkl"
 _VERSION: Final = 1
@@ -40,6 +41,8 @@ class SavedTuner(msgspec.Struct, kw_only=True):
     Attributes:
         trainable: the trainable's name.
         seed: the search's seed, generated if the user set none.
+        run: the experiment's run that it was saved for, from 1; it may not have begun.
+        stopped_by: the stop criteria of the run before that one.
     """
 
     version: int = _VERSION
@@ -51,6 +54,8 @@ class SavedTuner(msgspec.Struct, kw_only=True):
     param_space: _PickledField
     tune_config: _PickledField
     run_config: _PickledField
+    run: int = 1
+    stopped_by: tuple[Condition, ...] = ()
 
     def get(self, name: str) -> Any:
         """Unpickle the argument of `Tuner` with this name.
@@ -86,7 +91,15 @@ def pickle_tuner(
     }
 
 
-def save_tuner(folder: str, parts: dict[str, _PickledField], *, name: str, seed: int) -> None:
+def save_tuner(
+    folder: str,
+    parts: dict[str, _PickledField],
+    *,
+    name: str,
+    seed: int,
+    run: int = 1,
+    stopped_by: tuple[Condition, ...] = (),
+) -> None:
     """Save a tuner in the experiment's folder, durably and atomically.
 
     Args:
@@ -94,12 +107,13 @@ def save_tuner(folder: str, parts: dict[str, _PickledField], *, name: str, seed:
         parts: the pickled parts.
         name: the trainable's name.
         seed: the search's seed.
+        run, stopped_by: as in `SavedTuner`.
 
     Raises:
         StoreError: the file cannot be written.
     """
-    fields = {**_versions(), "trainable": name, "seed": seed, **parts}
-    saved = SavedTuner(**fields)
+    fields = {**_versions(), "trainable": name, "seed": seed, "run": run, "stopped_by": stopped_by}
+    saved = SavedTuner(**fields, **parts)
     path = os.path.join(folder, TUNER_FILE)
     try:
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

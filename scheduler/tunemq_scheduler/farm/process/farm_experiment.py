@@ -8,7 +8,6 @@ the same attempts; it restarts no running trial.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from tunemq_scheduler.experiment.code_upload import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.open_experiment import (
     ATTEMPTS_BEYOND,
+    KeepTuner,
     OpenExperiment,
     ResumeOptions,
     has_work,
@@ -66,7 +66,7 @@ class FarmExperiment(Experiment):
         storage: StorageLocation,
         resume: ResumeOptions | None,
         *,
-        keep: Callable[[], None],
+        keep: KeepTuner,
         connection: SupervisorConnection,
         job: ExperimentJob,
         is_copy: bool,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,7 +12,7 @@ import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
 from tunemq_scheduler.experiment.bring_experiment import bring_experiment, claim_store
-from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.experiment.open_experiment import KeepTuner, ResumeOptions
 from tunemq_scheduler.experiment.restore import RestoredExperiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL, ExperimentJob
@@ -190,7 +189,7 @@ def _take_over(place: ExperimentLocation) -> str:
 
 def _prepared(
     parts: TunerParts, place: ExperimentLocation, job: ExperimentJob
-) -> tuple[PreparedSearch, RestoredExperiment | None, Callable[[], None]]:
+) -> tuple[PreparedSearch, RestoredExperiment | None, KeepTuner]:
     found = None
     if place.is_there:
         retried = () if job.retry in {"", RETRY_ALL} else (job.retry,)
@@ -214,8 +213,10 @@ def _prepared(
         parts = parts._replace(run=replace(parts.run, env_vars=variables))
     prepared = prepare(*parts)
 
-    def keep() -> None:
-        save_tuner(place.folder, kept, name=prepared.trainable_name, seed=prepared.seed)
+    def keep(run: int) -> None:
+        stopped_by = () if found is None else found.options.stopped_by(run - 1)
+        about = {"name": prepared.trainable_name, "seed": prepared.seed}
+        save_tuner(place.folder, kept, **about, run=run, stopped_by=stopped_by)
 
     return prepared, found, keep
 

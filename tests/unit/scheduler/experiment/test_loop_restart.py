@@ -19,6 +19,7 @@ from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.open_experiment import (
     OpenExperiment,
     ResumeOptions,
+    StopCriteria,
     has_work,
     resumption,
 )
@@ -181,7 +182,8 @@ def test_restart_asks_again_about_a_result_from_before_an_interruption() -> None
     loop.turn(m.RunInterrupted("Ctrl-C"))
     opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
-    event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
+    options = ResumeOptions(stops=StopCriteria(saved=before))
+    event = resumption(opened, options, loop.runner.settings)
     assert event.also == ("t_00000",), "with other criteria the trial may continue"
     loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
@@ -201,7 +203,8 @@ def test_restart_with_new_criteria_continues_a_trial_that_ended_by_the_old_ones(
     assert "t_00000" in loop.runner.live
     opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
-    event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
+    options = ResumeOptions(stops=StopCriteria(saved=before))
+    event = resumption(opened, options, loop.runner.settings)
     assert event.also == ("t_00000",)
     loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
