@@ -43,6 +43,7 @@ store=/var/lib/tunemq-store
 programs=/usr/local/bin
 units=/etc/systemd/system
 says=$prefix/.installed
+anew="\`install.sh uninstall\` keeps configuration and keys; then name another with --python"
 
 say() { printf '%s\n' "install.sh: $*"; }
 fail() { printf '%s\n' "install.sh: $*" >&2; exit 1; }
@@ -53,7 +54,7 @@ absolute() { case $1 in /*) printf '%s\n' "$1" ;; *) printf '%s\n' "$PWD/$1" ;; 
 # --- the command line -----------------------------------------------------------------------------
 
 read_arguments() {
-    role='' config='' user='' wheels='' wheel='' index='' requirements='' python=python3
+    role='' config='' user='' wheels='' wheel='' index='' requirements='' python=''
     gpu='' trials_as='' start=yes purge=''
     while [ "$#" -gt 0 ]; do
         case $1 in
@@ -194,19 +195,40 @@ is_checkout() {
     [ -z "$(find "$here" "$here/.." -maxdepth 0 \( ! -user "$owner" -o -perm -o=w \))" ]
 }
 
+# PYTHON: the program itself, whatever links and environments lead to it.
+program_of() {
+    "$1" -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))'
+}
+
+# PYTHON. The shell is first to be without root's rights, which setpriv still has when it executes it.
+others_can_run() {
+    setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '"$1" -c ""' sh "$1" 2> /dev/null
+}
+
 # Fetches all of it before anything is stopped; $from is then the folder with the wheels.
 fetch() {
     umask 022
+    named=$python
+    python=${python:-python3}
+    command -v "$python" > /dev/null || [ -z "$named" ] || fail "--python: there is no $python"
     # Not there yet, or of a Python that is gone since the system was upgraded.
-    if ! $prefix/bin/python -c 'import pip' 2> /dev/null; then
+    if $prefix/bin/python -c 'import pip' 2> /dev/null; then
+        [ -z "$named" ] || [ "$(program_of "$python")" = "$(program_of $prefix/bin/python)" ] ||
+            fail "--python: $prefix has $(program_of $prefix/bin/python): $anew"
+    else
         command -v "$python" > /dev/null ||
             fail "there is no $python: install Python, or name one with --python"
+        others_can_run "$(program_of "$python")" ||
+            fail "only root can run $(program_of "$python"), and services have users of theirs: \
+name another with --python"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
             fail "$python is older than 3.11: name another with --python"
         "$python" -c 'import ensurepip, venv' || fail "$python has no venv: install python3-venv"
         say "making $prefix with $($python --version)"
         "$python" -m venv $prefix
     fi
+    others_can_run $prefix/bin/python ||
+        fail "only root can run $(program_of $prefix/bin/python), which $prefix has: $anew"
     export PIP_CACHE_DIR=$prefix/.pip-cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
     [ -d $cache ] || install -d -m 0755 $cache
     stage=$(mktemp -d /var/tmp/tunemq-install.XXXXXX)

@@ -148,7 +148,7 @@ class RaisesAtSetup(tune.Callback):
 
 @pytest.mark.parametrize("then", [{"stop": {"training_iteration": 5}}, {}, None])
 def test_restore_to_another_criterion_that_failed_before_its_first_turn_is_not_lost(searched, then):
-    """Whether the next restore names the same criterion, none (no limit), or no RunConfig at all."""
+    """Whether the next restore names the same criterion, none, or has no RunConfig at all."""
     searched.fit(stop={"training_iteration": 2}, saves=True, steps=5)
     failing = tune.RunConfig(stop={"training_iteration": 5}, verbose=0, callbacks=[RaisesAtSetup()])
     for _ in range(2):

@@ -166,6 +166,22 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     view.sh("cd /tmp/given && sh install.sh uninstall --purge")  # there is nothing: no harm
 
 
+def test_python_that_is_not_there_differs_or_serves_root_alone_is_refused(view: View):
+    base = view.sh("readlink -f $(command -v python3)").strip()
+    view.sh(f"mkdir -m 0700 /opt/private && cp {base} /opt/private/python")
+    refused = "cd /tmp/given && sh install.sh scheduler --wheels wheels --config config --python"
+    assert "there is no /nowhere/python" in view.sh(f"{refused} /nowhere/python", 1)
+    said = view.sh(f"{refused} /opt/private/python", 1)
+    assert "only root can run /opt/private/python, and services have users" in said
+    view.install("scheduler --wheels wheels --config config --python python3")
+    assert "there is no /nowhere/python" in view.sh(f"{refused} /nowhere/python", 1)
+    said = view.sh(f"{refused} /opt/private/python", 1)
+    assert f"/opt/tunemq has {base}: `install.sh uninstall` keeps" in said
+    view.sh("chmod 0700 /opt/tunemq/bin")
+    said = view.sh(f"{refused} python3", 1)
+    assert f"only root can run {base}, which /opt/tunemq has" in said
+
+
 def test_head_that_also_works_and_has_a_submitter_is_installed(view: View):
     view.install("scheduler --wheels wheels --config config")
     view.sh("useradd --create-home ada-of-a-test")

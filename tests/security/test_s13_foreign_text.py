@@ -97,6 +97,7 @@ def test_s13_output_of_trials_keeps_its_colours_and_progress_bars():
     bar = "\r\x1b[32m 50%\x1b[0m\r\x1b[1;31mdone\x1b[m\n"
     assert harmless_output(bar) == bar
     assert harmless_output(f"{bar}\x1b[2J") == f"{bar}\\x1b[2J"
+    assert harmless_output("\x1b[8mhidden\n") == "\x1b[8mhidden\n\x1b[0m"
 
 
 def test_s13_a_log_is_harmless_at_a_terminal_and_whole_in_a_file(tmp_path: Path):

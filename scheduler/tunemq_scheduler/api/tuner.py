@@ -273,8 +273,8 @@ class Tuner:
 
         def keep(run: int) -> None:
             stopped_by = () if options is None else options.stopped_by(run - 1)
-            about = {"name": prepared.trainable_name, "seed": prepared.seed}
-            save_tuner(storage.folder, kept, **about, run=run, stopped_by=stopped_by)
+            name, seed = prepared.trainable_name, prepared.seed
+            save_tuner(storage.folder, kept, name=name, seed=seed, run=run, stopped_by=stopped_by)
 
         return Experiment(prepared, storage, options, keep=keep, brought_from=address)
 

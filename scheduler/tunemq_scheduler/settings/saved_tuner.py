@@ -112,8 +112,8 @@ def save_tuner(
     Raises:
         StoreError: the file cannot be written.
     """
-    fields = {**_versions(), "trainable": name, "seed": seed, "run": run, "stopped_by": stopped_by}
-    saved = SavedTuner(**fields, **parts)
+    fields: dict[str, Any] = {**_versions(), **parts}
+    saved = SavedTuner(**fields, trainable=name, seed=seed, run=run, stopped_by=stopped_by)
     path = os.path.join(folder, TUNER_FILE)
     try:
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -47,7 +47,7 @@ from tunemq_shared.checkpoints.store import (
     check_key,
 )
 from tunemq_shared.system.folder_trees import remove_tree
-from tunemq_shared.system.plain_files import LEASE_S, open_regular, read_plain
+from tunemq_shared.system.plain_files import LEASE_S, open_regular, read_plain, sha256_of
 
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -278,7 +278,7 @@ def _may_change(name: str) -> bool:
 def _verify(key: str, path: Path, entry: FileEntry) -> None:
     _check_size(key, path, entry)
     with os.fdopen(open_regular(path, os.O_RDONLY, lease_s=LEASE_S), "rb") as file:
-        _check_hash(key, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+        _check_hash(key, sha256_of(file, entry.size)[0], entry)
 
 
 def _check_size(key: str, path: Path, entry: FileEntry) -> None:

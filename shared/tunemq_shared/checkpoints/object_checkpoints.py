@@ -44,7 +44,7 @@ from tunemq_shared.checkpoints.store import CollectedGarbage, check_key
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
-from tunemq_shared.system.plain_files import open_to_read, opened_below, read_below
+from tunemq_shared.system.plain_files import open_to_read, opened_below, read_below, sha256_of
 
 _T = TypeVar("_T")
 
@@ -257,7 +257,7 @@ def fetch_files(
                 f"{damaged}: expected {entry.size} bytes, got {error.found} in the object {at}."
             ) from error
         with open_to_read(path) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            found, _ = sha256_of(file, entry.size)
         if found != entry.sha256:
             raise CheckpointCorrupt(
                 f"{damaged}: expected SHA-256 {entry.sha256}, got {found} in the object {at}."

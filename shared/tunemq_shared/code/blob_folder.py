@@ -21,7 +21,7 @@ from tunemq_shared.checkpoints.hashed_copy import write_all
 from tunemq_shared.objects.store_address import join, without_settings
 from tunemq_shared.protocol.messages import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree
-from tunemq_shared.system.plain_files import open_to_read
+from tunemq_shared.system.plain_files import open_to_read, sha256_of
 
 #: The folder of blobs in a store; an experiment cannot have this name.
 BLOBS: Final = "blobs"
@@ -178,14 +178,13 @@ def verify(path: Path, ref: BlobRef) -> None:
     """
     try:
         with open_to_read(path) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-            size = file.tell()
+            found, size = sha256_of(file, ref.size)
     except OSError as error:
         raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
     if (found, size) != (ref.sha256, ref.size):
         raise BlobCorrupt(
-            f"the blob {ref.sha256} is damaged: it has {size} bytes with the SHA-256 {found}, "
-            f"not {ref.size}."
+            f"the blob {ref.sha256} is damaged: its first {size} bytes have the SHA-256 {found}; "
+            f"it should have {ref.size}."
         )
 
 

@@ -7,12 +7,10 @@ trusts nothing in a bundle beyond its hash.
 
 from __future__ import annotations
 
-import compileall
+import contextlib
 import os
-import py_compile
 import shutil
 import tempfile
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -37,6 +35,8 @@ _NAMED: Final = 5
 #: The oldest time that a ZIP file can express; all files have it, so that equal files are equal.
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 _CHUNK: Final = 2**20
+#: The folder in which Python saves the compiled modules of the folder above.
+_COMPILED: Final = "__pycache__"
 _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 #: What `zipfile` raises for a damaged archive, or for another kind of file.
 _BROKEN: Final = (
@@ -76,6 +76,8 @@ def unpacked(
     fetch: Callable[[BlobRef, BlobFolder], BlobRef] | None = None,
 ) -> Path:
     """Unpack the bundle below ``folder``, unless it is there, and return its read-only folder.
+
+    Only the folders for compiled modules can be written to.
 
     Its name is the bundle's hash. Several processes may unpack at the same time.
 
@@ -120,7 +122,6 @@ def unpack(archive: Path, target: Path) -> None:
         with zipfile.ZipFile(archive) as opened:
             for info in _checked(opened, archive):
                 _extract(opened, info, building)
-        _compile(building)
         _make_read_only(building)
         try:
             building.rename(target)
@@ -240,22 +241,17 @@ def _extract(opened: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> No
         os.fchmod(file.fileno(), mode)
 
 
-def _compile(folder: Path) -> None:
-    """Compile modules here: trial processes cannot write to the folder, and would all recompile."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the trial process warns its user instead
-        compileall.compile_dir(
-            folder,
-            quiet=2,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
-
-
 def _make_read_only(folder: Path) -> None:
+    """Leave room only for compiled modules: the first trial process that imports one saves it.
+
+    Compiling here could take hours, or end this process: modules are foreign code.
+    """
     for path, _, names in reversed([*walk(folder)]):
-        if path.endswith("/__pycache__"):
-            for name in names:
-                os.chmod(os.path.join(path, name), 0o400)
+        if path.endswith(f"/{_COMPILED}"):
+            continue
+        if any(name.endswith(".py") for name in names):
+            with contextlib.suppress(FileExistsError):
+                Path(path, _COMPILED).mkdir(mode=0o700)
         if path != str(folder):
             os.chmod(path, 0o500)
 

@@ -7,6 +7,7 @@ link would lead out of the folder.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import time
@@ -25,6 +26,7 @@ TRIES: Final = 100
 #: release theirs when asked, a trial may not.
 LEASE_S: Final = 5.0
 _LEASE_PAUSE_S: Final = 0.01
+_BUFFER_BYTES: Final = 2**18
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -231,3 +233,16 @@ def move_aside(path: str) -> None:
         number += 1
         aside = f"{path}.not-a-file-{number}"
     os.rename(path, aside)
+
+
+def sha256_of(file: BufferedReader, size: int) -> tuple[str, int]:
+    """Hash a file that should have ``size`` bytes; return the SHA-256 in hex and the bytes hashed.
+
+    It reads at most one byte more: a trial may have made the file endless.
+    """
+    digest, hashed = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    while hashed <= size and (read := file.readinto(buffer[: size + 1 - hashed])):
+        digest.update(buffer[:read])
+        hashed += read
+    return digest.hexdigest(), hashed

@@ -7,7 +7,6 @@ shared inode counts once.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -24,7 +23,7 @@ from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MAX_MANIFEST
 from tunemq_shared.checkpoints.staging import STAGING, StagingFolder
 from tunemq_shared.system.folder_trees import make_private_folder, remove_tree, statuses
-from tunemq_shared.system.plain_files import open_to_read
+from tunemq_shared.system.plain_files import open_to_read, sha256_of
 
 #: Prefix of folders that are being deleted.
 TRASH: Final = ".tunemq-trash-"
@@ -94,7 +93,7 @@ def take_over(root: str) -> CacheContents:
                 with open_to_read(committed) as file:
                     if os.fstat(file.fileno()).st_size > MAX_MANIFEST:
                         raise FileNotFoundError(errno.ENOENT, "it is no manifest", committed)
-                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                    sha256, _ = sha256_of(file, MAX_MANIFEST)
                     used_at = os.fstat(file.fileno()).st_mtime
             except OSError:  # it does not exist, or a trial has made it unreadable
                 _remove_if_possible(root, key)

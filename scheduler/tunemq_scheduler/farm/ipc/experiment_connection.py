@@ -484,8 +484,6 @@ class ExperimentConnection:
             outcome, text, detail = ExperimentOutcome.INTERRUPTED, ended.outcome, ended.detail
         elif returncode == 0 and ended is not None:
             outcome, text, detail = ExperimentOutcome.FINISHED, ended.outcome, ended.detail
-        elif returncode == 0 and not self.events_key:
-            outcome, text = ExperimentOutcome.FINISHED, "is over"
         elif returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             outcome = ExperimentOutcome.LEFT
         elif returncode == EXIT_MUST_WAIT:

@@ -215,8 +215,8 @@ def _prepared(
 
     def keep(run: int) -> None:
         stopped_by = () if found is None else found.options.stopped_by(run - 1)
-        about = {"name": prepared.trainable_name, "seed": prepared.seed}
-        save_tuner(place.folder, kept, **about, run=run, stopped_by=stopped_by)
+        name, seed = prepared.trainable_name, prepared.seed
+        save_tuner(place.folder, kept, name=name, seed=seed, run=run, stopped_by=stopped_by)
 
     return prepared, found, keep
 

@@ -57,11 +57,7 @@ _FREED_AFTER_S: Final = 10.0
 _REPORTS_WITHIN_S: Final = 120.0
 #: The kinds of trouble in words, and how many experiments an explanation names.
 _TROUBLES: Final = MappingProxyType(
-    {
-        "silent": "does not answer",
-        "failing": "fails",
-        "waiting": "waits for another version or its store",
-    }
+    {"silent": "does not answer", "failing": "fails", "waiting": "waits for a version or its store"}
 )
 _NAMED: Final = 16
 #: The file beside the queue with the stream of each experiment's events.
@@ -545,7 +541,8 @@ class RunningExperiments:
             one.ends = one.deaths = 0
         one.ends += 1
         one.failure = process_exit.text
-        one.deaths += process_exit.outcome is ExperimentOutcome.DIED
+        # INTERRUPTED, too: it was not asked to end, so its own code may have sent the signal.
+        one.deaths += process_exit.outcome is not ExperimentOutcome.LEFT
         if one.is_aborted and one.hangs >= _HANGS_AT_MOST:
             self._finish(
                 one,

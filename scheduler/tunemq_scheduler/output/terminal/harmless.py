@@ -9,6 +9,8 @@ from tunemq_shared.base.safe_text import STEERING, harmless
 
 #: Colours and styles: the only sequences that trials' output may send to a terminal.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
+#: The sequences that end all of them.
+_RESETS: Final = ("\x1b[0m", "\x1b[m")
 
 
 def harmless_json(text: str) -> str:
@@ -17,12 +19,14 @@ def harmless_json(text: str) -> str:
 
 
 def harmless_output(text: str) -> str:
-    """Return a program's output with only colours and carriage returns left in effect."""
+    """Return a program's output with only colours, which end with it, and carriage returns."""
     parts = _COLOUR.split(text)
     kept = _COLOUR.findall(text)
     told = [_without_returns(parts[0])]
     for colour, part in zip(kept, parts[1:], strict=True):
         told += [colour, _without_returns(part)]
+    if kept and kept[-1] not in _RESETS:
+        told.append(_RESETS[0])
     return "".join(told)
 
 

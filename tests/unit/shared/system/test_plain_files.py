@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.leases import leased
 from tunemq_shared.system import plain_files
-from tunemq_shared.system.plain_files import open_to_read, open_to_write
+from tunemq_shared.system.plain_files import open_to_read, open_to_write, sha256_of
 
 #: The user of the tests or, for root, a user without rights.
 OWNER = os.geteuid() or 65534
@@ -148,3 +149,21 @@ def test_file_whose_lease_is_returned_on_request_is_appended_to(tmp_path):
         signal.signal(signal.SIGIO, before)
     assert path.read_text() == "12"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**18, 2**18 + 1])
+def test_file_is_hashed_whole(tmp_path, length):
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * length)
+    with open_to_read(file) as opened:
+        expected = hashlib.sha256(b"x" * length).hexdigest(), length
+        assert sha256_of(opened, length) == expected
+
+
+def test_endless_file_is_hashed_to_one_byte_beyond_its_size(tmp_path):
+    file = tmp_path / "file"
+    with file.open("wb") as opened:
+        opened.truncate(2**43)
+    with open_to_read(file) as opened:
+        _, hashed = sha256_of(opened, 1_000_000)
+    assert hashed == 1_000_001

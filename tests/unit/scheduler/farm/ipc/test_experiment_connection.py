@@ -155,8 +155,11 @@ def test_process_that_exits_with_zero_before_the_search_has_ended_has_died(exper
     assert experiment.nodes.became == "left"
 
 
-def test_process_without_a_search_need_not_report_an_end(experiment):
-    assert experiment.ends(0).outcome is ExperimentOutcome.FINISHED
+def test_process_that_exits_with_zero_before_its_search_began_has_died(experiment):
+    """As by ``os._exit(0)`` in a module that its script imports."""
+    process_exit = experiment.ends(0)
+    assert process_exit.outcome is ExperimentOutcome.DIED
+    assert "without saying that the search has ended" in process_exit.text
 
 
 def test_process_that_deregisters_has_ended(experiment):

@@ -320,10 +320,29 @@ def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(far
     for connection in farm.experiments.connections():
         connection.on_readable()
     assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
+    process.say(r.SearchEnded("is over"))
     process.code = 0
     farm.experiments.turn()
     assert farm.queue.get("x").state is State.FINISHED
     assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
+
+
+def test_search_that_sends_itself_signals_fails(farm, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    farm.queue.add("x", owner="alice", code=CODE)
+    for number in range(5):
+        farm.experiments.turn()
+        process = farm.processes[number]
+        process.say(r.ExperimentAttached(redis_keys.events(farm.queue.get("x").id)))
+        process.say(r.SearchEnded("was interrupted", is_interrupted=True))
+        for connection in farm.experiments.connections():
+            connection.on_readable()
+        process.code = 128 + signal.SIGTERM
+        farm.experiments.turn()
+        now += 31.0
+    assert farm.queue.get("x").state is State.FAILED
+    assert "died 5 times in a row: was interrupted" in farm.queue.get("x").reason
 
 
 def test_search_that_dies_while_loading_fails_however_long_that_takes(farm, monkeypatch):
