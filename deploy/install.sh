@@ -545,10 +545,10 @@ uninstall() {
     [ -z "$services" ] || say "stopping" $services
     of_services systemctl stop 2> /dev/null || true
     of_services systemctl reset-failed 2> /dev/null || true
+    instances=$(find "$units" -path '*.wants/tunemq-worker@*' -exec basename -s .service {} ';')
     rm -f "$units"/*.wants/tunemq-worker@*.service
     for unit in tunemq-scheduler.service tunemq-worker.service tunemq-worker@.service tunemq-store.service; do
         rm -f "$units/$unit" "$units"/*.wants/"$unit"
-        rm -f "$units/$unit.d/gpu.conf" "$units/$unit.d/same-user.conf"
         [ -z "$purge" ] || rm -rf "$units/$unit.d"
         rmdir "$units/$unit.d" 2> /dev/null || true
     done
@@ -562,7 +562,9 @@ uninstall() {
     done
     rmdir /dev/shm/tunemq-gpu-root 2> /dev/null || true
     if [ -z "$purge" ]; then
-        say "removed TuneMQ. Kept, and removed by --purge: $etc, $state, $store, $trials, users"
+        say "removed TuneMQ. Kept, and removed by --purge: $etc, $state, $store, $trials, users, and" \
+            "the options of workers (--gpu, --same-user) in $units"
+        [ -z "$instances" ] || say "to be enabled again, if you install it again:" $instances
         return
     fi
     made=$(cat $etc/.made-users 2> /dev/null || true) # others were there before

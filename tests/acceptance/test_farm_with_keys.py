@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.stores.object_servers import running_minio
 from tests.support.waiting import eventually
 from tunemq_scheduler.security.key_folder import KeyFolder
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
@@ -101,6 +102,37 @@ def test_a_search_runs_while_all_keys_are_changed_and_the_scheduler_is_killed(fa
     farm.check_results("exp")
     farm.check_steps("exp")
     assert distrusted(farm) == set()
+
+
+def test_searches_continue_after_the_keys_of_journals_were_replaced_at_once(
+    farm, monkeypatch, tmp_path
+):
+    """As after a leak: rotate, promote and drop, and a restart of the scheduler."""
+    with running_minio(tmp_path / "minio") as server:
+        keys = Keys(farm)
+        monkeypatch.setenv(KEYS_VARIABLE, str(keys.path("laptop")))
+        for machine in FILES:
+            farm.of_home[machine] = {**farm.of_home[machine], **server.environ}
+        options = ("--store", f"s3://{server.create_bucket()}/farm")
+        farm.start_scheduler(*options)
+        farm.add_worker("one")
+        for name in ("runs", "paused"):
+            farm.submit(Search(name=name, trials=1, steps=12, has_gate=True))
+            farm.open_gate(name, 3)
+            farm.wait_for_steps(name, trials=1, steps=3)
+        farm.tunemq("pause", "paused")
+        farm.wait_for("paused", "PAUSED")
+
+        for change in (keys.folder.rotate, keys.folder.promote, keys.folder.drop):
+            change(["journals"])
+        keys.copy()
+        farm.kill_scheduler()
+        farm.start_scheduler(*options)
+        farm.tunemq("resume", "paused")
+        for name in ("runs", "paused"):
+            farm.open_gate(name, 12)
+            farm.wait_for(name, "FINISHED")
+            farm.check_results(name)
 
 
 def test_client_and_worker_without_keys_are_rejected(farm, keys):

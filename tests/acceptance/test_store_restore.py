@@ -91,7 +91,16 @@ def test_restore_does_not_take_an_outdated_folder_for_the_newest(
     with pytest.raises(ConfigError, match=rf"continued elsewhere.*\({heard}"):
         tune.Tuner.restore(place, train)
     folder = str(tmp_path / "one machine" / "search")
-    assert tune.Tuner.restore(folder, train).get_results().num_errors == 2, "if that is meant"
+    outdated = tune.Tuner.restore(folder, train, resume_errored=True)
+    assert outdated.get_results().num_errors == 2, "if that is meant"
+    with minio.objects(bucket, "searches/search") as objects:
+        before = {one.key for one in objects.list()}
+        with pytest.raises(ConfigError, match=f"continued elsewhere.*{heard}.*Tuner.restore"):
+            outdated.fit()
+        assert {one.key for one in objects.list()} == before
+        objects.delete([key for key in before if key.startswith("journal/")])  # as it says
+    again = tune.Tuner.restore(folder, train, resume_errored=True).fit()
+    assert [one.metrics["iterations_since_restore"] for one in again] == [2, 2]
 
 
 def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(

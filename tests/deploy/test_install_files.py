@@ -77,6 +77,7 @@ class View:
         self._process = subprocess.Popen(["unshare", "-m", "-n", "sh", "-c", script])
         self._root = f"/proc/{self._process.pid}/root{layers}"
         eventually(lambda: Path(f"{self._root}/root/tmp/ready").exists(), within=60)
+        self.sh("rm -rf /var/cache/tunemq")  # of a worker that root ran here
 
     def sh(self, script: str, code: int = 0) -> str:
         """Run lines of shell in the overlay; return their output."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.farms.doctor_answers import Examination
 from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
-from tests.support.small_disk import on_small_disk
+from tests.support.small_disk import namespace, on_small_disk
 from tests.support.waiting import eventually
 from tunemq_scheduler.security.findings import Finding, FindingLevel
 
@@ -20,10 +20,17 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 
 class Elsewhere:
-    """A mount namespace in which an empty file system hides a folder."""
+    """A mount namespace in which an empty file system hides a folder, or it is read-only."""
 
-    def __init__(self, folder: Path) -> None:
-        command = on_small_disk(folder, ["sh", "-c", "echo && cat"], options="size=1m")
+    def __init__(self, folder: Path, *, is_read_only: bool = False) -> None:
+        waits = ["sh", "-c", "echo && cat"]
+        if is_read_only:
+            self._show = ["mount", "-o", "remount,bind,rw"]
+            again = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+            command = [*namespace(), "sh", "-c", again, str(folder), *waits]
+        else:
+            self._show = ["umount"]
+            command = on_small_disk(folder, waits, options="size=1m")
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline()
@@ -36,8 +43,8 @@ class Elsewhere:
         return Here(self._enter)
 
     def mount_the_store(self) -> None:
-        """Show the folder as on all other machines."""
-        subprocess.run([*self._enter, "umount", str(self._folder)], check=True)
+        """Show the folder as it is on all other machines."""
+        subprocess.run([*self._enter, *self._show, str(self._folder)], check=True)
 
     def close(self) -> None:
         """End the process that keeps the namespace."""
@@ -73,8 +80,8 @@ def test_trial_waits_where_the_store_is_not_mounted_and_continues_when_it_is(far
         said = service.run(*command).stdout
         return "store requests of node unmounted have been failing" in said and reason in said
 
-    eventually(lambda: is_named_by("why", "first"), within=30, message=service)
-    eventually(lambda: is_named_by("doctor"), within=30, message=service)
+    eventually(lambda: is_named_by("why", "first"), within=30, message=lambda: str(service))
+    eventually(lambda: is_named_by("doctor"), within=30, message=lambda: str(service))
     rows = service.json("show", "first")["trials"]
     (waiting,) = (row["trial"] for row in rows if row["status"] == "RUNNING")
     assert reason in service.tunemq("why", f"first/{waiting}")
@@ -118,3 +125,28 @@ def test_doctor_folder_store_of_a_running_scheduler_is_missing_reports_a_problem
         # An unknown folder may be one that a scheduler is about to use.
         assert found("--store", str(tmp_path / "other")).level is FindingLevel.WARNING
         (tmp_path / "moved").rename(store)
+
+
+def test_trial_waits_where_the_store_is_read_only_and_continues_when_it_is_not(tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "farm").mkdir()
+    with (
+        contextlib.closing(Elsewhere(store, is_read_only=True)) as elsewhere,
+        farm_service(tmp_path / "farm", starts=False) as service,
+    ):
+        service.results = store
+        service.start_scheduler("--store", str(store))
+        service.add_worker("readonly", 1, machine=elsewhere.machine())
+        service.submit(Search(name="first", trials=1, steps=2, failures=0))
+        eventually(
+            lambda: "1 of its trials wait for the store" in service.run("why", "first").stdout,
+            within=60,
+            message=lambda: str(service),
+        )
+        eventually(lambda: "Read-only file system" in service.tunemq("logs", "first"))
+        assert service.rows()["first"].state == "RUNNING"
+        elsewhere.mount_the_store()
+        service.wait_for("first", "FINISHED")
+        service.check_results("first")
+        service.check_steps("first")

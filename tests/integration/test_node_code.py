@@ -357,4 +357,4 @@ def test_missing_interpreter_is_named(node, scheduler, store, tmp_path):
     scheduler.assign(node.instance_id, order("t", start))
     failed = failure(scheduler)
     assert failed.kind == "start"
-    assert "No such file or directory: '/no/such/python'; see RunConfig(python=...)" in failed.error
+    assert "/no/such/python cannot host trials: it cannot be executed: No such file" in failed.error

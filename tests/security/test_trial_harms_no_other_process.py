@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -177,31 +178,35 @@ def test_trial_stays_before_its_node_where_memory_runs_out(farm):
 
 
 def limits_its_forkserver(config):
-    """Report the limit of file sizes; then lower that of the forkserver."""
+    """Report the limit of file sizes and the number of CPUs; then lower the forkserver's."""
     import os
     import resource
 
     from tunemq_shared.trial.session import report
 
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    report({"most_bytes": soft})
-    resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (100, 100))
+    report({"most_bytes": soft, "cpus": len(os.sched_getaffinity(0))})
+    forkserver = os.getppid()
+    os.sched_setaffinity(forkserver, [min(os.sched_getaffinity(0))])
+    if config["lowers_limits"]:
+        resource.prlimit(forkserver, resource.RLIMIT_FSIZE, (100, 100))
 
 
 def test_trial_that_limits_its_forkserver_does_not_limit_later_trials(farm):
     instance_id = farm.start(reachable(), *AS_NOBODY)
     said = farm.scheduler.said
-    for number in range(2):
-        farm.scheduler.assign(
-            instance_id, order(f"t{number}", farm.order(limits_its_forkserver, 0))
-        )
+    for number, lowers_limits in enumerate([False, True, False]):
+        trial = farm.order(limits_its_forkserver, 0, lowers_limits=lowers_limits)
+        farm.scheduler.assign(instance_id, order(f"t{number}", trial))
         eventually(
             lambda least=number + 1: len(said(SlotFreed)) == least,
             within=60,
             message=farm.story,
         )
     assert said(TrialFailed) == []
-    assert [one.metrics["most_bytes"] for one in said(ResultReported)] == [-1, -1]
+    cpus = len(os.sched_getaffinity(0))
+    results = [one.metrics for one in said(ResultReported)]
+    assert [(one["most_bytes"], one["cpus"]) for one in results] == [(-1, cpus)] * 3
     assert "forkserver.limited" in farm.story()
 
 

@@ -28,11 +28,16 @@ def can_mount() -> bool:
     return tried.returncode == 0
 
 
-def on_small_disk(disk: Path, command: list[str], *, options: str) -> list[str]:
-    """A command that becomes ``command``, which finds the file system at the folder ``disk``."""
+def namespace() -> list[str]:
+    """What runs a command in a namespace for mounts; skip where this machine does not permit it."""
     if not can_mount():
         pytest.skip("this machine does not permit mounting a file system")
-    return [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", options, str(disk), *command]
+    return _NAMESPACE
+
+
+def on_small_disk(disk: Path, command: list[str], *, options: str) -> list[str]:
+    """A command that becomes ``command``, which finds the file system at the folder ``disk``."""
+    return [*namespace(), "sh", "-c", _MOUNT, "sh", options, str(disk), *command]
 
 
 def with_small_disk(

@@ -15,11 +15,17 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
 from tunemq_scheduler.journal import journal_layout
 from tunemq_scheduler.journal.copied_objects import TUNER
-from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
+from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
-from tunemq_scheduler.storage.run_record import RunRecord, last_heard, write_record
+from tunemq_scheduler.storage.run_record import (
+    RunRecord,
+    last_heard,
+    read_record,
+    stored_record,
+    write_record,
+)
 from tunemq_scheduler.storage.store_claim import FRESH_S, StoreClaim
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.retrying import CancelToken
@@ -122,6 +128,37 @@ def claim_store(address: str, message_signer: MessageSigner) -> RunRecord | None
         claim.write(msgspec.structs.replace(last, holder=LeaseHolder.this_process()))
         time.sleep(_NOTICED_S)
     return last
+
+
+def check_newest_here(address: str, folder: str, message_signer: MessageSigner) -> None:
+    """Reject a folder if its store has results of the search that it lacks.
+
+    Both would write to the same place in the store, and those results would be lost.
+
+    Args:
+        address: the experiment's address in the store.
+        folder: its folder, which no process has open.
+        message_signer: verifies the search's records and journals.
+
+    Raises:
+        ConfigError: it does; says where.
+        JournalError: the folder's journal or record cannot be read.
+        StoreError: the store cannot be reached.
+    """
+    journal, local = Path(folder, FILE_NAME), read_record(folder)
+    with open_objects(address) as objects:
+        stored = stored_record(objects, message_signer)
+        is_same_run = stored is None or (local is not None and stored.holder == local.holder)
+        is_behind = is_copy_ahead if is_same_run else has_others
+        if not is_behind(objects, journal, message_signer):
+            return
+        shown = without_settings(address)
+        raise ConfigError(
+            f"the search in {folder} continued elsewhere since "
+            f"({last_heard(objects, message_signer)}), and {shown} has its newest state: rename "
+            f'this folder, and restore from there: Tuner.restore("{shown}", ...). To give up '
+            "everything since, remove journal/ there first."
+        )
 
 
 def bring_newest(address: str, folder: str, message_signer: MessageSigner) -> str:

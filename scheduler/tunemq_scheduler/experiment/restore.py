@@ -260,8 +260,8 @@ def _check_newest(address: str, folder: str) -> None:
         raise ConfigError(
             f"the search at {without_settings(address)} continued elsewhere since it was left in "
             f"{folder} ({last_heard(objects, journal_signer())}); rename that folder, so that the "
-            "newest state is fetched, or restore the folder itself to continue from there, which "
-            "gives up everything since."
+            "newest state is fetched. To give up everything since, remove journal/ in the store, "
+            "and restore the folder itself."
         )
 
 

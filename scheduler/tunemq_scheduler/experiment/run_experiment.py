@@ -20,7 +20,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
-from tunemq_scheduler.experiment.bring_experiment import bring_newest
+from tunemq_scheduler.experiment.bring_experiment import bring_newest, check_newest_here
 from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.open_experiment import (
@@ -200,9 +200,11 @@ class Experiment:
 
     def _open(self) -> OpenExperiment:
         if self._resume is not None:
-            at = self._brought_from
-            if at and (lost := bring_newest(at, self.folder, self._message_signer)):
-                _log.warning("%s", lost)
+            if at := self._brought_from:
+                if lost := bring_newest(at, self.folder, self._message_signer):
+                    _log.warning("%s", lost)
+            elif self._store_address:
+                check_newest_here(self._store_address, self.folder, self._message_signer)
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
             try:
                 self._event = self._resumption(opened, self._resume)

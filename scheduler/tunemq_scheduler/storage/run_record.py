@@ -7,6 +7,7 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -124,8 +125,33 @@ def stored_record(objects: ObjectStore, message_signer: MessageSigner) -> RunRec
     except InvalidSignature as error:
         raise JournalError(
             f"{RECORD_KEY} at {objects.address}, which says who ran this search last, {error}: the "
-            "scheduler of this farm did not write it."
+            "scheduler of this farm did not write it, or its key was dropped since. If no other "
+            "scheduler runs this search, remove it and start again."
         ) from error
+
+
+def sign_again(objects: ObjectStore, local: RunRecord, message_signer: MessageSigner) -> None:
+    """Sign a run's own record in its store again if a key signed it that was dropped since.
+
+    Args:
+        objects: the experiment's store.
+        local: the record in the experiment's folder.
+        message_signer: signs this search's records.
+
+    Raises:
+        StoreError: the store cannot be reached.
+    """
+    if not message_signer.is_signed:
+        return
+    try:
+        content = objects.get_bytes(RECORD_KEY, limit=_MOST_BYTES)
+        message_signer.open(content, _CONTEXT)
+    except (NoSuchObject, ObjectSizeMismatch):
+        return
+    except InvalidSignature:
+        with contextlib.suppress(JournalError):  # reported by `stored_record`
+            if _decoded(unchecked_body(content), RECORD_KEY).holder == local.holder:
+                store_record(objects, local, message_signer)
 
 
 def store_record(objects: ObjectStore, record: RunRecord, message_signer: MessageSigner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,15 @@ class CheckpointSink(Protocol):
 
         Raises:
             StoreError: The store of which it is a part is not there.
+        """
+        ...
+
+    def when_available(self, call: Callable[[], None]) -> None:
+        """Call a function that writes into the trial's folder; again while its disk is away.
+
+        Raises:
+            StoreError: The store of which it is a part is not there.
+            OSError: The function's own.
         """
         ...
 

@@ -54,12 +54,16 @@ class StoreSink:
 
     def make_folder(self, folder: str) -> None:
         """Make the trial's folder; see `CheckpointSink.make_folder`."""
-        self._when_available(lambda: make_in_store(folder))
+        self._retried(lambda: make_in_store(folder))
+
+    def when_available(self, call: Callable[[], None]) -> None:
+        """Call a function that writes into the trial's folder; see `CheckpointSink`."""
+        self._retried(call)
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
         """Save the files below ``source``; they are committed at once."""
         key = checkpoint_key(self._folder_name, info.attempt, info.n)
-        committed = self._when_available(lambda: self._store.put_checkpoint(key, source, info))
+        committed = self._retried(lambda: self._store.put_checkpoint(key, source, info))
         return CheckpointCommitted(
             trial=info.trial,
             attempt=info.attempt,
@@ -73,9 +77,9 @@ class StoreSink:
     def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
         """Copy the verified files of ``ref`` into ``target``; see `CheckpointSink.get`."""
         get = self._store.get_checkpoint
-        return self._when_available(lambda: get(ref.key, ref.sha256, target)).state
+        return self._retried(lambda: get(ref.key, ref.sha256, target)).state
 
-    def _when_available(self, call: Callable[[], _T]) -> _T:
+    def _retried(self, call: Callable[[], _T]) -> _T:
         def once() -> _T:
             try:
                 return call()

@@ -56,7 +56,8 @@ class StorePermissions(msgspec.Struct, frozen=True):
             f"{field} names the store {_shown(address, self.environ)}, which this search may not"
             f" use, for credentials belong to addresses; its owner may use: {known}. Leave it out,"
             " so that the farm's store is used; if the search began with it, start the scheduler"
-            " with that --store again; or have the farm's administrator allow it:"
+            " with that --store again (and with TUNEMQ_S3_REACHED_AT, if its server moved); or have"
+            " the farm's administrator allow it:"
             f' stores = ["{without_settings(address)}?endpoint=...&profile=NAME"] in the file of'
             " tunemq scheduler --settings."
         )

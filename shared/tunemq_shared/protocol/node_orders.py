@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from tunemq_shared.protocol.conditions import Condition, Horizon
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
+
+#: A text for paths, variables and arguments, which no operating system takes with a null character.
+Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]*\Z")]
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -22,10 +27,10 @@ class BlobRef(Order, frozen=True):
     store at that address, and has no path until then.
     """
 
-    sha256: str
+    sha256: Text
     size: int
-    path: str
-    store: str = ""
+    path: Text
+    store: Text = ""
 
 
 class CheckpointRef(Order, frozen=True):
@@ -35,10 +40,10 @@ class CheckpointRef(Order, frozen=True):
     that of its manifest on the disk of the node that wrote it, empty if there is none.
     """
 
-    key: str
-    sha256: str
+    key: Text
+    sha256: Text
     step: int
-    written: str = ""
+    written: Text = ""
 
 
 class Environment(Order, frozen=True):
@@ -48,10 +53,10 @@ class Environment(Order, frozen=True):
     the node's. Relative entries of ``sys_path`` are below the folder of the experiment's bundle.
     """
 
-    python: str
-    preload: tuple[str, ...]
-    variables: dict[str, str]
-    sys_path: tuple[str, ...]
+    python: Text
+    preload: tuple[Text, ...]
+    variables: dict[Text, Text]
+    sys_path: tuple[Text, ...]
     inherits: bool = False
 
 
@@ -71,19 +76,19 @@ class TrialSpec(Order, frozen=True):
     (`LogMatched`).
     """
 
-    experiment: str
-    events_key: str
-    trial_name: str
+    experiment: Text
+    events_key: Text
+    trial_name: Text
     trial_number: int
-    folder: str
+    folder: Text
     code: BlobRef
     config: bytes
-    resources: dict[str, float]
+    resources: dict[Text, float]
     environment: Environment
-    store: str
+    store: Text
     stop: tuple[Condition, ...] = ()
-    required_metrics: tuple[str, ...] = ()
-    finite_metrics: tuple[str, ...] = ()
+    required_metrics: tuple[Text, ...] = ()
+    finite_metrics: tuple[Text, ...] = ()
     restore: tuple[CheckpointRef, ...] = ()
     last_step: int = 0
     checkpoint_frequency: int = 0
@@ -91,15 +96,15 @@ class TrialSpec(Order, frozen=True):
     seed: int = 0
     reuse: bool = False
     stop_grace_s: float = 5.0
-    cache: str = ""
+    cache: Text = ""
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
     limits: TrialLimitSpec = TrialLimitSpec()
     time_spent_s: float = 0.0
-    devices: dict[str, float] = {}
+    devices: dict[Text, float] = {}
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
-    log_patterns: tuple[str, ...] = ()
+    log_patterns: tuple[Text, ...] = ()
 
 
 class TrialOrder(Order, frozen=True):
@@ -112,7 +117,7 @@ class TrialOrder(Order, frozen=True):
     that cannot save when asked to ``pause`` runs on until its next save, unless it is killed first.
     """
 
-    trial: str
+    trial: Text
     attempt: int
     run_until: Horizon
     stop: bool = False
@@ -137,9 +142,9 @@ class Assignment(Order, frozen=True):
     """
 
     protocol: int
-    instance_id: str
+    instance_id: Text
     term: int
     version: int
     orders: tuple[TrialOrder, ...]
-    untouched: tuple[str, ...] = ()
-    store: str = ""
+    untouched: tuple[Text, ...] = ()
+    store: Text = ""

@@ -16,10 +16,9 @@ from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
-from tunemq_shared.code.blob_store import ref_of
 from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import entries
-from tunemq_shared.system.plain_files import opened_below
+from tunemq_shared.system.plain_files import opened_below, sha256_of
 
 #: The most bytes of a trial's files in the store together; files beyond that stay out.
 LIMIT_BYTES: Final = 2**30
@@ -88,7 +87,7 @@ def send_folder(
             continue
         shown = f"{name}.{attempt}" if name in _OUTPUTS else name
         try:
-            _send(objects, folder, name, f"{key}/{shown}", cancel, on_trouble)
+            _send(objects, folder, name, size, f"{key}/{shown}", cancel, on_trouble)
         except InvalidObjectName:
             invalid.append(name)
     if not are_all:
@@ -125,17 +124,20 @@ def _send(
     objects: ObjectStore,
     folder: Path,
     name: str,
+    size: int,
     key: str,
     cancel: CancelToken,
     on_trouble: Callable[[str], None],
 ) -> None:
-    """Send a file, unless the trial changes, removes, replaces or leases it meanwhile."""
+    """Send a file, unless the trial extends, removes, replaces or leases it meanwhile."""
     try:
         with opened_below(folder, name) as file:
-            ref = ref_of(file)
-            objects.put_file(
-                key, file, size=ref.size, sha256=ref.sha256, cancel=cancel, on_trouble=on_trouble
-            )
+            with file.open("rb") as opened:
+                sha256, hashed = sha256_of(opened, size)
+            if hashed <= size:
+                objects.put_file(
+                    key, file, size=hashed, sha256=sha256, cancel=cancel, on_trouble=on_trouble
+                )
     except (CheckpointCorrupt, FileNotFoundError):
         pass
     except OSError as error:

@@ -87,6 +87,9 @@ class MemorySink:
         self.metrics: dict[str, dict] = {}
         self.error: Exception | None = None
 
+    def when_available(self, call) -> None:
+        call()
+
     def make_folder(self, folder) -> None:
         os.makedirs(folder, exist_ok=True)
 

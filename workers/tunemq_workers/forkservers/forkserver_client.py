@@ -7,6 +7,7 @@ report.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -113,7 +114,6 @@ class ForkserverClient:
             environment.sys_path,
             confined=account is not None,
         )
-        first = interpreters.command(environment.python)
         with own_files():
             output = open(log, "ab", opener=_private)  # noqa: SIM115  closed below
         with theirs, output:
@@ -121,8 +121,7 @@ class ForkserverClient:
             try:
                 self._process = subprocess.Popen(
                     [
-                        environment.python,
-                        *first,
+                        *interpreters.command(environment.python),
                         str(theirs.fileno()),
                         messages.encode_boot(boot).decode(),
                     ],
@@ -140,6 +139,9 @@ class ForkserverClient:
             except OSError:
                 self._control.close()
                 raise
+            except ValueError as error:  # a variable's name has "=", or there is a NUL
+                self._control.close()
+                raise OSError(errno.EINVAL, str(error)) from error
         if account is not None:
             _offer_to_the_oom_killer(self._process.pid)
         self._processes = ReportedProcesses(self._control, self._process.pid, self._user)
@@ -159,7 +161,7 @@ class ForkserverClient:
         return self._processes.is_ready
 
     def lowered_limits(self) -> list[str]:
-        """Return the resource limits that trials of its user lowered; trials would inherit them."""
+        """Return the limits that trials of its user lowered; trials would inherit them."""
         return [] if self._user is None else lowered_limits(self.pid)
 
     def fileno(self) -> int:
@@ -178,7 +180,9 @@ class ForkserverClient:
         Raises:
             OSError: this machine is out of descriptors or memory; no process was requested.
         """
-        spec = messages.TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        # Another trial of the same user may have changed the forkserver's.
+        cpus = () if self._user is None else tuple(os.sched_getaffinity(0))
+        spec = messages.TrialProcessSpec(order, self._hostname, self._node_ip, tuple(gpus), cpus)
         given = [] if gate is None else [gate]
         try:
             given.insert(0, _memory_file(messages.encode(spec)))

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Final
 
+from tunemq_shared.system.execute_in_child import executed_in_child
 from tunemq_workers.processes.forkserver_messages import COMMAND
 from tunemq_workers.system.trial_user import own_files
 
@@ -31,10 +32,11 @@ _TAIL_BYTES: Final = 4096
 
 
 def command(python: str) -> tuple[str, ...]:
-    """Return the part of a forkserver's command line between the interpreter and its arguments."""
+    """Return the first part of a forkserver's command line, before its arguments."""
     if python == sys.executable:
-        return COMMAND
-    return "-c", _CHECKED.format(version=our_version(), module=COMMAND[-1])
+        return python, *COMMAND
+    program = _CHECKED.format(version=our_version(), module=COMMAND[-1])
+    return executed_in_child(python, "-c", program)
 
 
 def why_not(python: str, log: str, since: int) -> str:

@@ -39,13 +39,15 @@ class ForkserverOptions(msgspec.Struct, frozen=True):
 class TrialProcessSpec(msgspec.Struct, frozen=True, array_like=True):
     """All that a trial process needs to run its first trial; ``order.start`` is set.
 
-    ``gpus``: the value of CUDA_VISIBLE_DEVICES (UUIDs or indices).
+    ``gpus``: the value of CUDA_VISIBLE_DEVICES (UUIDs or indices). ``cpus``: those that it may use;
+    empty: as its forkserver.
     """
 
     order: TrialOrder
     hostname: str
     node_ip: str
     gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
 
 
 # --- node to forkserver

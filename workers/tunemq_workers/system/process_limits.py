@@ -1,7 +1,7 @@
-"""`lowered_limits`: which resource limits of a process are below this one's.
+"""`lowered_limits`: which limits and priorities of a process are below this one's.
 
-A process may change the limits of another one of the same user (prlimit(2)), also where it may not
-trace it.
+A process may change those of another one of the same user (prlimit(2), setpriority(2),
+sched_setscheduler(2)), also where it may not trace it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from contextlib import suppress
 from typing import Final
 
 #: A line of ``/proc/PID/limits``: name, soft limit, hard limit, unit.
@@ -23,11 +24,18 @@ def lowered_limits(pid: int) -> list[str]:
     Core dumps do not count. A process that is gone has none.
     """
     ours, theirs = _limits_of(os.getpid()), _limits_of(pid)
-    return [
+    names = [
         name
         for name, limits in theirs.items()
         if any(one < own for one, own in zip(limits, ours[name], strict=True))
     ]
+    with suppress(ProcessLookupError):
+        policies = os.sched_getscheduler(0), os.sched_getscheduler(pid)
+        if policies[1] == os.SCHED_IDLE != policies[0]:
+            names.append("scheduling policy")
+        if os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0):
+            names.append("nice value")
+    return names
 
 
 def _limits_of(pid: int) -> dict[str, tuple[float, float]]:

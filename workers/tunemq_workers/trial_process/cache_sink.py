@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class CacheSink:
     def make_folder(self, folder: str) -> None:
         """Make the trial's folder, which is the node's own."""
         os.makedirs(folder, exist_ok=True)
+
+    def when_available(self, call: Callable[[], None]) -> None:
+        """Call a function that writes into the trial's folder, which is on this machine."""
+        call()
 
     def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten:
         """Write the files below ``source`` once there is room; see `CheckpointSink.save`."""

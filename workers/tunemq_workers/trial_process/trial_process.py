@@ -70,6 +70,8 @@ def run(task: ForkContext) -> NoReturn:
             os.close(task.gate)
         with open(task.spec, "rb", buffering=0) as file:
             spec = decode_process_spec(file.readall())
+        if spec.cpus:
+            os.sched_setaffinity(0, spec.cpus)
         _TrialLoop(task, spec, NodeChannel(socket.socket(fileno=task.line))).run()
         code = 0
     except BaseException:  # noqa: BLE001 - the exit code and the log report it
@@ -134,8 +136,9 @@ class _TrialLoop:
         sink = self._sink(order, start)
         try:
             sink.make_folder(start.folder)
-            self._task.trial_environment.prepare(
-                start, process=self._task.name, gpus=self._spec.gpus
+            prepare = self._task.trial_environment.prepare
+            sink.when_available(
+                partial(prepare, start, process=self._task.name, gpus=self._spec.gpus)
             )
         except OSError as error:
             self._fail(order, "storage", error)

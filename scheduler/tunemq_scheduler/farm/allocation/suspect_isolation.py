@@ -114,7 +114,7 @@ class SuspectIsolation:
     def _give(self, instance_id: str, member: ShareMember) -> None:
         """Offer the whole node once no other experiment holds a part of it."""
         node = self._ledger.nodes[instance_id]
-        part = self._ledger.part(member.name, instance_id)
+        part = self._state.part(member, instance_id)
         if not part.grants and part.may_grow and covers(node.free, node.whole):
             self._state.grant(member, ALONE, instance_id, node.whole)
 

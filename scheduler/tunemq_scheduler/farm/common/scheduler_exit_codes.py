@@ -42,8 +42,14 @@ EXIT_SUPERSEDED: Final = 75
 #: the farm does not allow (EX_CONFIG).
 EXIT_MUST_WAIT: Final = 78
 
-#: The errors of a file system that is full, broken, or away.
-_TRANSIENT: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
+#: The errors of a file system that is full, broken, or away, and of a machine without a process,
+#: memory or a descriptor left.
+_TRANSIENT: Final = frozenset(
+    {
+        *(errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE),
+        *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
 #: Errors that would happen again, whatever their cause.
 _LASTING: Final = (BlobCorrupt, BugError, CheckpointCorrupt, JournalCorrupt, SearchFailed)
 
@@ -69,23 +75,33 @@ def process_exit_code(problem: Exception) -> int:
 
 
 def may_pass(problem: Exception) -> bool:
-    """Return whether a disk or a store caused this, not the experiment."""
+    """Return whether a disk, a store or a full machine caused this, not the experiment."""
+    if lacks_threads(problem):
+        return True
     if isinstance(problem, _LASTING):
         return False
     if isinstance(problem, StoreError | JournalFull):
         return True
     is_file = isinstance(problem, JournalError) and not isinstance(problem, JournalLocked)
-    return any(is_file or one.errno in _TRANSIENT for one in _refusals(problem))
+    refusals = [one for one in _causes(problem) if isinstance(one, OSError)]
+    return any(is_file or one.errno in _TRANSIENT for one in refusals)
 
 
-def _refusals(problem: BaseException) -> Iterator[OSError]:
-    """Yield the system errors that led to this one."""
+def lacks_threads(problem: Exception) -> bool:
+    """Return whether the system refused a thread: another program used up its processes."""
+    return any(
+        type(one) is RuntimeError and one.args == ("can't start new thread",)
+        for one in _causes(problem)
+    )
+
+
+def _causes(problem: BaseException) -> Iterator[BaseException]:
+    """Yield the error, and those that led to it."""
     seen: set[int] = set()
     cause: BaseException | None = problem
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        if isinstance(cause, OSError):
-            yield cause
+        yield cause
         cause = cause.__cause__
 
 

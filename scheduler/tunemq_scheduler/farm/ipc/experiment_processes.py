@@ -47,6 +47,7 @@ from tunemq_shared.system.claimed_process import (
     has_hung_up,
     open_claimed,
 )
+from tunemq_shared.system.execute_in_child import executed_in_child
 from tunemq_shared.system.processes import is_readable, signal_group
 
 #: How long an unused forkserver is kept; an experiment whose process died returns sooner.
@@ -183,7 +184,7 @@ class ForkserverProcess:
             with theirs:
                 line = [str(theirs.fileno()), str(os.getpid()), version, store]
                 self._process = subprocess.Popen(
-                    [python, "-P", "-m", _MODULE, *line],
+                    executed_in_child(python, "-P", "-m", _MODULE, *line),
                     stdin=subprocess.DEVNULL,
                     stdout=self._said,
                     stderr=self._said,

@@ -29,6 +29,7 @@ from tunemq_scheduler.experiment.open_experiment import (
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.farm.common.scheduler_exit_codes import lacks_threads
 from tunemq_scheduler.farm.ipc.ipc_messages import ExperimentJob
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
@@ -145,6 +146,11 @@ class FarmExperiment(Experiment):
                 # The other scheduler now owns the files and the store.
                 search.drop()
                 executor.leave()
+                raise
+            except Exception as error:
+                if lacks_threads(error):  # its next process continues it; nodes keep the trials
+                    search.drop()
+                    executor.leave()
                 raise
             finally:
                 if self._ends_the_search(executor):

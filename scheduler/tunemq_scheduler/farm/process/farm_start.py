@@ -28,6 +28,7 @@ from tunemq_scheduler.storage.run_record import (
     RunRecord,
     check_newest,
     read_record,
+    sign_again,
     stored_record,
 )
 from tunemq_shared.base.errors import (
@@ -171,6 +172,8 @@ def _newest_record(place: ExperimentLocation, message_signer: MessageSigner) -> 
     if not (place.store and place.is_there):
         return local
     with open_objects(place.store) as objects:
+        if local is not None:
+            sign_again(objects, local, message_signer)
         check_newest(local, stored_record(objects, message_signer), place.folder)
         if is_copy_ahead(objects, Path(place.folder, FILE_NAME), message_signer):
             raise SchedulerSuperseded(

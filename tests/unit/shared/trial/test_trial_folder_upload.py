@@ -144,6 +144,13 @@ def test_file_being_written_is_left_to_the_next_upload(folder):
     assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
 
 
+def test_file_that_becomes_endless_meanwhile_is_left_out(folder):
+    (folder / "large").write_bytes(b"x" * 5000)
+    objects = Objects()
+    objects.before = lambda _: os.truncate(folder / "large", 2**43)
+    assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png", "train_a/stdout.1"}
+
+
 def test_folder_that_was_never_created_is_empty(tmp_path):
     assert send(tmp_path / "none").there == {}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.waiting import without_collections
@@ -80,6 +81,16 @@ def order(folder: Path) -> TrialOrder:
         store=str(folder),
     )
     return TrialOrder("t", 1, TO_THE_END, stop=False, start=start)
+
+
+@pytest.mark.parametrize("variables", [{"A=B": "x"}, {"A": "\0"}, {"\0": "x"}])
+def test_environment_that_no_process_can_have_is_refused(pool, tmp_path, variables):
+    environment = Environment(sys.executable, (), variables, ())
+    asked = order(tmp_path)
+    start = msgspec.structs.replace(asked.start, environment=environment)
+    with pytest.raises(OSError, match=r"environment variable name|null"):
+        pool.start("h1", msgspec.structs.replace(asked, start=start), UncalledListener())
+    assert not pool._servers
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])

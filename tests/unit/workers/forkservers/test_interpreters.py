@@ -29,7 +29,7 @@ PROGRAM = "import sys\nprint(__name__, sys.argv[1:], '' in sys.path)\n"
 
 
 def test_own_interpreter_is_started_as_usual():
-    assert interpreters.command(sys.executable) == COMMAND
+    assert interpreters.command(sys.executable) == (sys.executable, *COMMAND)
 
 
 def test_other_interpreter_of_the_same_version_runs_the_program_as_main_module(tmp_path):

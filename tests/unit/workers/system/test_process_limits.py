@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -43,6 +44,13 @@ def test_core_dumps_do_not_count_nor_does_a_higher_soft_limit(child):
     resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (hard, hard))
     resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
     assert lowered_limits(child.pid) == []
+
+
+def test_lowered_priority_is_named(child):
+    os.setpriority(os.PRIO_PROCESS, child.pid, 19)
+    assert lowered_limits(child.pid) == ["nice value"]
+    os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0))
+    assert lowered_limits(child.pid) == ["scheduling policy", "nice value"]
 
 
 def test_process_that_is_gone_has_none(child):

@@ -89,6 +89,23 @@ def test_slot_on_a_newly_excluded_node_is_taken_back_and_replaced() -> None:
     assert offers["two"]["gpu"] == 1.0
 
 
+@pytest.mark.parametrize("then", ["lost", "offers"])
+def test_search_that_ends_while_a_node_is_emptied_for_it_leaves_nothing_there(then: str) -> None:
+    allocator = an_allocator(("one", 1))
+    for name in ("runs", "suspect"):
+        allocator.experiment_added(name, "ada")
+    allocator.usage("runs", wants(1))
+    allocator.offers()
+    allocator.usage("runs", OfferUsage({"one": 1}, {"one": _held("one-0")}))
+    allocator.usage("suspect", OfferUsage(wants=(SlotDemand(ONE, 1, is_alone=True),)))
+    assert [name for name, _ in allocator.offers()] == ["runs"], "it is to leave the node"
+    allocator.experiment_gone("suspect")
+    if then == "lost":
+        allocator.node_lost("one", is_dead=False)
+    else:
+        assert [name for name, _ in allocator.offers()] == ["runs"], "it may stay there"
+
+
 def test_node_excluded_by_one_trial_may_be_used_by_another() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")

@@ -51,6 +51,10 @@ def _from(problem: Exception, cause: Exception) -> Exception:
         _from(JournalError("cannot be written"), PermissionError(errno.EACCES, "")),
         _from(ConfigError("cannot be made"), _FULL),
         _FULL,
+        OSError(errno.EMFILE, "Too many open files"),
+        RuntimeError("can't start new thread"),
+        _from(SearchFailed("a callback raised"), RuntimeError("can't start new thread")),
+        _from(ConfigError("cannot be started"), OSError(errno.EAGAIN, "")),
     ],
 )
 def test_failure_of_disk_or_store_may_succeed_on_retry(problem):

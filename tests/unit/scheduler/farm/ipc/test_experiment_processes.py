@@ -37,7 +37,6 @@ def forkservers() -> Iterator[ExperimentForkservers]:
         {"variables": {"A=B": ""}},
         {"variables": {"A": "\0"}},
         {"variables": {"A": "\ud800"}},
-        {"python": "/nowhere/python"},
     ],
 )
 def test_invalid_start_of_a_process_is_reported(forkservers, tmp_path, options):
@@ -45,6 +44,16 @@ def test_invalid_start_of_a_process_is_reported(forkservers, tmp_path, options):
     with ours, pytest.raises(ConfigError, match="cannot be started with"):
         forkservers.start(tmp_path / "search", theirs, **options)
     assert theirs.fileno() == -1
+
+
+def test_interpreter_that_cannot_be_executed_is_reported(forkservers, tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = forkservers.start(tmp_path / "search", theirs, python="/nowhere/python")
+        eventually(lambda: process.returncode() is not None)
+    assert process.returncode() == EXIT_USE
+    assert "/nowhere/python cannot run experiments: it cannot be" in process.last_output()
+    process.close()
 
 
 class FakeForkserver:
