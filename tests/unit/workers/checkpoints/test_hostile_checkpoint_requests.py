@@ -253,7 +253,7 @@ def test_searches_use_space_that_others_leave(tmp_path):
 
 def test_key_of_megabytes_is_rejected_with_a_short_message(tmp_path):
     world = World(tmp_path)
-    ref = CheckpointRef("\0" * 2**20, "0" * 64, 1)
+    ref = CheckpointRef("\1" * 2**20, "0" * 64, 1)
     question = checkpoint_messages.encode(FetchCheckpoint(ref, False))
     with pytest.raises(TransportError, match="is not the key of a checkpoint") as rejected:
         world.checkpoints.said(world.process().process, frames.FETCH, question)
