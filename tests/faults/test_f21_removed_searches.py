@@ -55,6 +55,29 @@ def test_f21_rm_while_the_store_is_away_names_remaining_files_and_can_be_repeate
         assert list(objects.list()) == []
 
 
+def test_f21_search_at_a_place_below_another_one_outlives_that_ones_end_and_removal(farm, store):
+    place = f"s3://{store.create_bucket()}/searches"
+    farm.start_scheduler("--store", place)
+    farm.add_worker("one")
+    inner = Search(name="inner", trials=1, steps=3, run=f"storage_path={place + '/outer'!r},")
+    farm.submit(inner)
+    farm.wait_for("inner", "FINISHED")
+    whole = farm.tunemq("checkpoints", "verify", f"{place}/outer/inner")
+    farm.submit(Search(name="outer", trials=1, steps=3, failures=9, has_gate=True))
+    farm.open_gate("outer", 1)
+    farm.wait_for_steps("outer", 1, 1)
+    farm.kill_scheduler()  # so that its end looks for what that left in the store
+    farm.start_scheduler("--store", place)
+    farm.open_gate("outer", 3)
+    farm.wait_for("outer", "FINISHED")
+    assert farm.tunemq("checkpoints", "verify", f"{place}/outer/inner") == whole
+
+    farm.tunemq("rm", "--files", "--yes", "outer")
+
+    assert farm.tunemq("checkpoints", "verify", f"{place}/outer/inner") == whole
+    farm.check_results("inner")
+
+
 @pytest.mark.slow
 def test_f21_search_whose_checkpoints_cannot_be_removed_can_be_forgotten(farm, store):
     farm.start_scheduler("--store", f"s3://{store.create_bucket()}/searches")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from tests.simulation.allocator_books import check_books
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
@@ -154,6 +155,7 @@ class KillerFarm:
             search = next(one for one in self.searches if one.name == name)
             if not search.is_over and offer.instance_id in search.runner.nodes:
                 self._obey(search, search.tell(offer))
+        check_books(self.allocator)
 
     def _place(self, search: Sharer) -> None:
         while trial := next(search.runner.waiting(), None):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from tests.simulation.allocator_books import check_books
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
@@ -314,7 +315,7 @@ class SharedFarm:
         )
 
     def check(self) -> None:
-        """Check that no GPU is used twice, and that no node is overcommitted."""
+        """Check that no GPU is used twice, no node is overcommitted, and the books agree."""
         devices: Counter[str] = Counter()
         amounts: Counter[tuple[str, str]] = Counter()
         for experiment in self.experiments.values():
@@ -328,6 +329,7 @@ class SharedFarm:
         assert all(share <= 1 + 1e-6 for share in devices.values()), devices
         for (name, resource), amount in amounts.items():
             assert amount <= self.nodes[name].resources[resource] + 1e-6, (name, resource, amount)
+        check_books(self.allocator)
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -122,8 +122,14 @@ def _delete_stored(address: str, experiment_id: str, done: Future[None]) -> None
             record = stored_record(objects, journal_signer())
             if record is not None and not record.experiment_id.startswith(experiment_id):
                 raise StoreError(f"it belongs to another experiment, which {record.holder} ran")
+            keys = [one.key for one in objects.list()]
+            # Other searches may have places below this one's.
+            others = {
+                key.removesuffix(RECORD_KEY) for key in keys if key.endswith(f"/{RECORD_KEY}")
+            }
+            ours = [key for key in keys if not key.startswith(tuple(others))]
             # The record goes last, so that a removal that is cut off can be repeated.
-            objects.delete([one.key for one in objects.list() if one.key != RECORD_KEY])
+            objects.delete([key for key in ours if key != RECORD_KEY])
             objects.delete([RECORD_KEY])
     except Exception as error:  # noqa: BLE001  told to the person who asked for it
         done.set_exception(StoreError(f"{without_settings(address)} is not removed: {error}"))
