@@ -329,3 +329,75 @@ def test_search_whose_process_fails_to_start_says_so_and_why_until_it_starts(far
     farm.wait_for("search", "FINISHED")
     assert said() == ""
     assert examined()["level"] == "ok"
+
+
+_MADE_ANEW = """
+import time
+
+class Activation:
+    pass
+
+def relu(x):
+    return x
+
+OPTIONS["values"] = tune.choice([Activation(), relu, lambda x: x])
+OPTIONS["ordered"] = tune.choice(list({"adam", "sgd", "rmsprop", "lion", "adagrad"}))
+OPTIONS["until"] = tune.uniform(0, time.time())
+
+def chain(config):
+    for name in ("values", "ordered", "until"):
+        del config[name]
+    work.chain(config)
+"""
+
+
+def test_search_whose_script_makes_another_space_each_time_continues_after_a_restart(farm):
+    """It has functions and objects of the script, an order by hashes, and the time."""
+    seeded = "seed=time.time_ns() % 2**32,"
+    space = {"code": _MADE_ANEW, "trainable": "chain", "tune": seeded}
+    farm.submit(Search(name="exp", trials=3, steps=6, has_gate=True, **space))
+    farm.open_gate("exp", 2)
+    farm.wait_for_steps("exp", 2, 2)
+    farm.kill_scheduler()
+    farm.start_scheduler()
+    farm.open_gate("exp", 6)
+    farm.wait_for("exp", "FINISHED")
+    trials = farm.json("show", "exp")["trials"]
+    assert [trial["status"] for trial in trials] == ["TERMINATED"] * 3
+    farm.check_steps("exp")
+
+
+_DRAWS_ITS_DATA = """
+import os
+
+def reports_its_data(config, drawn):
+    tune.report({"score": 0, "drawn": drawn, "also": ALSO})
+
+ALSO = os.urandom(4).hex()
+"""
+
+
+def test_trials_after_a_restart_have_the_data_of_the_first_run(farm):
+    """The script runs again in the new process, and draws other data."""
+    trainable = "tune.with_parameters(reports_its_data, drawn=os.urandom(4).hex())"
+    farm.submit(
+        Search(
+            name="exp",
+            trials=40,
+            trainable=trainable,
+            code=_DRAWS_ITS_DATA,
+            tune="max_concurrent_trials=1,",
+        )
+    )
+    folder = farm.results / "exp"
+    eventually(lambda: len([*folder.glob("*/result.json")]) > 1, message=lambda: str(farm))
+    farm.kill_scheduler()
+    farm.start_scheduler()
+    farm.wait_for("exp", "FINISHED")
+    results = [*folder.glob("*/result.json")]
+    drawn = {
+        (row["drawn"], row["also"])
+        for path in results
+        for row in map(json.loads, path.read_text().splitlines())
+    }
+    assert (len(results), len(drawn)) == (40, 1)

@@ -7,6 +7,7 @@ variables, and a bundle contains what the script imports from its folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import site
 import sys
@@ -18,14 +19,24 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
+from tunemq_scheduler.journal.journal_layout import write_durably
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.code_by_value import modules_of
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import BlobRef, Environment
-from tunemq_shared.trainable.trainable_blobs import blobs_of, preload_of, ship
+from tunemq_shared.trainable.trainable_blobs import (
+    blobs_of,
+    is_loadable_here,
+    preload_of,
+    ship,
+)
 
 #: The prefix of TuneMQ's own environment variables, which trials do not inherit.
 _OURS: Final = "TUNEMQ_"
+#: The file beside the blobs that refers to the trainable of the first run.
+_FIRST: Final = "first-run"
 
 
 class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +48,15 @@ class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
             ``blobs``.
         bundle: what the script imports from its folder; None if nodes read that folder directly.
         script: the script's name in the bundle.
+        keeps_first: all runs use the trainable of the first one, which stays in ``blobs``: a
+            submitted script runs again in each process of its search, and may make other data.
     """
 
     blobs: BlobFolder
     store: str = ""
     bundle: BlobRef | None = None
     script: str = ""
+    keeps_first: bool = False
 
     @property
     def is_apart(self) -> bool:
@@ -58,7 +72,7 @@ def package_code(
     Raises:
         StoreError: it cannot be written.
     """
-    code = ship(prepared.trainable, code_package.blobs, pickled=prepared.pickled)
+    code = _shipped(prepared, code_package)
     environment = environment_of(prepared, code, code_package)
     blobs = blobs_of(code)
     if code_package.store:
@@ -75,6 +89,24 @@ def package_code(
         environment=environment,
         is_apart=code_package.is_apart,
     )
+
+
+def _shipped(prepared: PreparedSearch, code_package: CodePackage) -> BlobRef:
+    blobs = code_package.blobs
+    noted = blobs.root / _FIRST
+    if code_package.keeps_first:
+        with contextlib.suppress(OSError, StoreError, *UNDECODABLE):  # absent, or damaged
+            first = msgspec.json.decode(noted.read_bytes(), type=BlobRef)
+            code = msgspec.structs.replace(first, path=str(blobs.root / first.sha256))
+            if is_loadable_here(code):
+                return code
+    code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
+    if code_package.keeps_first:
+        try:
+            write_durably(noted, msgspec.json.encode(code))
+        except OSError as error:
+            raise StoreError(f"{noted} cannot be written: {error.strerror}.") from error
+    return code
 
 
 def environment_of(

@@ -6,6 +6,7 @@ Some may be replaced; those by which earlier trials were judged may not.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
@@ -81,8 +82,18 @@ def restored(
     param_space: dict[str, Any] | None = None,
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
+    is_own_code: bool = False,
 ) -> RestoredExperiment:
     """Find the experiment, and check new arguments against those of the original run.
+
+    Args:
+        path: its folder, or its address in a store.
+        trainable: the same as before.
+        options: how to treat the trials of earlier runs.
+        param_space, tune_config, run_config: new arguments; None: those that were saved.
+        is_own_code: the search's own code made the arguments anew. The saved search space and seed
+            count, as far as they can be loaded: code may make others each time, by the clock or in
+            the order of a set, and values without a representation cannot be compared.
 
     Raises:
         ConfigError: there is none, or it cannot resume like this; says why.
@@ -97,9 +108,13 @@ def restored(
     _check_trainable(trainable, saved)
     tune = saved.get("tune_config") if tune_config is None else tune_config
     run = saved.get("run_config") if run_config is None else run_config
-    space = saved.get("param_space") if param_space is None else param_space
-    if param_space is not None and not saved.param_space.problem:
+    if is_own_code:
+        tune = replace(tune, seed=None)
+        with contextlib.suppress(ConfigError):
+            param_space = saved.get("param_space") or {}
+    elif param_space is not None and not saved.param_space.problem:
         _check_space(saved.get("param_space"), param_space)
+    space = saved.get("param_space") if param_space is None else param_space
     if tune_config is not None and not saved.tune_config.problem:
         _check_tune(saved.get("tune_config"), tune_config)
     if tune.seed not in {None, saved.seed}:

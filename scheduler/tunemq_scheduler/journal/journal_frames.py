@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
+from tunemq_shared.system.plain_files import open_to_read
 
 MARK: Final = b"\xf5TMQ"
 _HEAD: Final = struct.Struct(">4sQII")
@@ -80,7 +81,7 @@ class JournalFrames:
 
     def __iter__(self) -> Iterator[JournalFrame]:
         try:
-            with open(self.path, "rb") as file:
+            with open_to_read(self.path) as file:  # a FIFO in its place would block
                 size = os.fstat(file.fileno()).st_size
                 self.size = size if self._limit is None else min(size, self._limit)
                 yield from self._frames(file)

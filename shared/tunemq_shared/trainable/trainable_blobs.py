@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_shared.base.errors import StoreError, TrainableError
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.code.blob_folder import BlobFolder, is_blob_name, read_blob
+from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, read_blob
 from tunemq_shared.code.code_by_value import load_trainable, modules_of, pickle_trainable
 from tunemq_shared.code.parameter_blob import (
     DumpedParameters,
@@ -98,6 +98,21 @@ def blobs_of(ref: BlobRef) -> tuple[BlobRef, ...]:
     """
     parameters = _opened(ref).parameters
     return () if parameters is None else (parameters,)
+
+
+def is_loadable_here(ref: BlobRef) -> bool:
+    """Whether this version of TuneMQ, Python and cloudpickle can load a code blob, which is whole.
+
+    Raises:
+        StoreError: A blob is missing or damaged.
+    """
+    try:
+        shipment = _opened(ref)
+    except TrainableError:
+        return False
+    if shipment.parameters is not None:
+        check_blob(shipment.parameters)
+    return (shipment.python, shipment.cloudpickle) == (_python(), _cloudpickle())
 
 
 def load(ref: BlobRef) -> Any:

@@ -48,8 +48,11 @@ from tunemq_shared.system.claimed_process import (
     open_claimed,
 )
 from tunemq_shared.system.execute_in_child import executed_in_child
+from tunemq_shared.system.plain_files import open_to_read, open_to_write
 from tunemq_shared.system.processes import is_readable, signal_group
 
+#: For files in a search's folder, where its code may have put something else, such as a FIFO.
+_APPENDS: Final = os.O_WRONLY | os.O_APPEND
 #: How long an unused forkserver is kept; an experiment whose process died returns sooner.
 _UNUSED_S: Final = 60.0
 
@@ -282,8 +285,10 @@ class ExperimentProcess:
         self._answer_by = time.monotonic() + _ANSWER_S
         with sock, contextlib.ExitStack() as ends:
             folder.mkdir(parents=True, exist_ok=True)
-            output = ends.enter_context(open(folder / OUTPUT, "ab"))
-            errors = ends.enter_context(open(self._errors, "ab"))
+            output, errors = (
+                ends.enter_context(open(open_to_write(str(path), _APPENDS), "ab"))
+                for path in (folder / OUTPUT, self._errors)
+            )
             self._errors_begin = errors.tell()
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ends.enter_context(theirs)
@@ -343,7 +348,7 @@ class ExperimentProcess:
         if self._why:
             return self._why
         try:
-            with open(self._errors, "rb") as file:
+            with open_to_read(self._errors) as file:
                 return tail(file.fileno(), self._errors_begin)
         except OSError:
             return ""

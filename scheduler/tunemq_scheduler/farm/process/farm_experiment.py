@@ -112,6 +112,7 @@ class FarmExperiment(Experiment):
                     store=self._job.code_store or self._store_address,
                     bundle=code.bundle,
                     script=code.script if isinstance(code, ScriptCode) else "",
+                    keeps_first=True,
                 )
             )
             executor = RelayedExecutor(self._connection)

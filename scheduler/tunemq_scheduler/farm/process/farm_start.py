@@ -204,6 +204,7 @@ def _prepared(
             param_space=parts.param_space or {},
             tune_config=parts.tune,
             run_config=parts.run,
+            is_own_code=True,
         )
         found = found._replace(options=msgspec.structs.replace(found.options, also=retried))
         parts = parts._replace(tune=found.tune, run=found.run)

@@ -28,6 +28,8 @@ def load_tuner(path: Path, name: str) -> Tuner:
     Raises:
         ConfigError: it is not a script, or it does not define this Tuner; lists those it defines.
     """
+    import cloudpickle
+
     folder = str(path.parent)
     sys.argv[:] = [str(path)]
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
@@ -36,6 +38,7 @@ def load_tuner(path: Path, name: str) -> Tuner:
         raise ConfigError(f"{path} is not a Python script; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
+    cloudpickle.register_pickle_by_value(module)  # also of values in configurations
     spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
     return _tuner_of(vars(module), path, name)
 

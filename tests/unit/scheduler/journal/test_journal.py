@@ -422,3 +422,11 @@ def test_journal_deleted_while_it_is_written_is_reported_with_its_folder(written
         told = rf"{written} cannot be written: another program removed or moved it"
         with pytest.raises(JournalError, match=told):
             journal.append(TURNS[0])
+
+
+def test_fifo_in_place_of_a_segment_does_not_block_its_reader(tmp_path):
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    os.mkfifo(folder / "000001.turns")
+    with pytest.raises(JournalError, match="it is no regular file"):
+        read_header(folder)

@@ -13,7 +13,12 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_USE
-from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers, ExperimentProcess
+from tunemq_scheduler.farm.ipc.experiment_processes import (
+    ERRORS,
+    OUTPUT,
+    ExperimentForkservers,
+    ExperimentProcess,
+)
 from tunemq_scheduler.farm.ipc.fork_messages import (
     ExperimentExited,
     ExperimentForked,
@@ -54,6 +59,22 @@ def test_interpreter_that_cannot_be_executed_is_reported(forkservers, tmp_path):
     assert process.returncode() == EXIT_USE
     assert "/nowhere/python cannot run experiments: it cannot be" in process.last_output()
     process.close()
+
+
+def test_fifos_in_place_of_output_files_are_moved_aside(forkservers, tmp_path):
+    folder = tmp_path / "search"
+    folder.mkdir()
+    for name in (OUTPUT, ERRORS):
+        os.mkfifo(folder / name)
+    ours, theirs = socket.socketpair()
+    with ours:
+        process = forkservers.start(folder, theirs, python="/nowhere/python")
+        eventually(lambda: process.returncode() is not None)
+        assert (folder / OUTPUT).is_file()
+        (folder / ERRORS).unlink()
+        os.mkfifo(folder / ERRORS)
+        process.last_output()
+        process.close()
 
 
 class FakeForkserver:
