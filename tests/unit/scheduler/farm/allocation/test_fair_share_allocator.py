@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.simulation.allocator_books import check_books
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
@@ -100,6 +101,7 @@ def test_search_that_ends_while_a_node_is_emptied_for_it_leaves_nothing_there(th
     allocator.usage("suspect", OfferUsage(wants=(SlotDemand(ONE, 1, is_alone=True),)))
     assert [name for name, _ in allocator.offers()] == ["runs"], "it is to leave the node"
     allocator.experiment_gone("suspect")
+    check_books(allocator)
     if then == "lost":
         allocator.node_lost("one", is_dead=False)
     else:
