@@ -5,6 +5,7 @@ Each failure gets the right kind, the other trials are not disturbed, and no pro
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -341,3 +342,71 @@ def left_of(folder: Path) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+# --- those that send descriptors ------------------------------------------------------------------
+
+
+def sends_a_socket_that_lingers(config):
+    """Send the node a descriptor whose last close waits for a minute."""
+    import array
+    import contextlib
+    import os
+    import socket
+    import struct
+    import time
+
+    server = socket.create_server(("127.0.0.1", 0))
+    lingering = socket.create_connection(server.getsockname())
+    server.detach()  # it stays open
+    lingering.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    lingering.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            lingering.send(bytes(65536))
+    passed = lingering.detach()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as line:
+            if line.family == socket.AF_UNIX:
+                # The node is busy while this process closes its copy.
+                if line.type == socket.SOCK_STREAM:
+                    line.send(1_000 * b"\0\0\0\5H\0\0\0\0")
+                else:
+                    for _ in range(60):
+                        line.send(b"\x91\xa4pong")
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed]))
+                line.sendmsg([b"\0"], [rights])
+                os.close(passed)
+                break
+    if config is not None:
+        from tunemq_shared.trial.session import report
+
+        report({"x": 1})
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+def test_f22_neighbour_of_code_that_sends_its_node_descriptors_continues(
+    node, scheduler, tmp_path, is_preloaded
+):
+    name = sends_a_socket_that_lingers.__name__
+    source = f"{inspect.getsource(sends_a_socket_that_lingers)}\n{name}(None)\n"
+    (tmp_path / "sends.py").write_text(source)
+    environment = m.Environment(sys.executable, ("sends",), {}, (str(tmp_path),))
+    sends = {"environment": environment} if is_preloaded else {}
+    train = ends if is_preloaded else sends_a_socket_that_lingers
+    neighbour = scheduler.start(reports_without_end, trial_number=1)
+    scheduler.assign(
+        node.instance_id,
+        order("t1", neighbour),
+        order("t2", scheduler.start(train, trial_number=2, **sends)),
+    )
+
+    def reported(trial: str) -> int:
+        return sum(event.trial == trial for event in scheduler.said(m.ResultReported))
+
+    # Linux 6.16 and newer refuse the descriptor; older ones do not, and its sender is ended.
+    eventually(lambda: reported("t2") or scheduler.said(m.SlotFreed), within=30, message=node.log)
+    before = reported("t1")
+    eventually(lambda: reported("t1") > before + 20, within=20, message=node.log)
+    assert {event.trial for event in scheduler.said(m.SlotFreed)} <= {"t2"}

@@ -30,6 +30,7 @@ from tunemq_workers.forkservers.forkserver_reports import (
     close_all,
 )
 from tunemq_workers.processes import forkserver_messages as messages
+from tunemq_workers.runtime.untrusted_sockets import socket_pair
 from tunemq_workers.system.process_limits import lowered_limits
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
@@ -103,8 +104,7 @@ class ForkserverClient:
     ) -> None:
         self.environment = environment
         self._hostname, self._node_ip = hostname, node_ip
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
+        self._control, theirs = socket_pair(socket.SOCK_SEQPACKET)
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
         self._log = log
         self._user = None if account is None else account.uid
@@ -186,11 +186,10 @@ class ForkserverClient:
         given = [] if gate is None else [gate]
         try:
             given.insert(0, _memory_file(messages.encode(spec)))
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket_pair()
         except OSError:
             close_all(given)
             raise
-        ours.setblocking(False)
         self._processes.ask(process)
         limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
         bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))

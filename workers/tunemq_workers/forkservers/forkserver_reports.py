@@ -91,12 +91,13 @@ class ReportedProcesses:
                 still be received.
             InvalidReport: it is impossible or unreadable.
         """
-        # Without room for descriptors the kernel closes those that were sent.
         packet, _, flags, _ = self._control.recvmsg(messages.MAX_PACKET_BYTES)
         if not packet:
             return None
         if flags & socket.MSG_TRUNC:
             raise InvalidReport(f"it sent a packet of more than {messages.MAX_PACKET_BYTES} bytes")
+        if flags & socket.MSG_CTRUNC:
+            raise InvalidReport("it sent descriptors")
         try:
             report: messages.ForkserverReport = messages.decode_report(packet)
         except UNDECODABLE as error:

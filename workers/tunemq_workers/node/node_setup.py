@@ -49,6 +49,7 @@ from tunemq_workers.processes.child_process import ChildProcess, start_child
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
+from tunemq_workers.runtime.untrusted_sockets import interrupt_lingering
 from tunemq_workers.system import machine
 from tunemq_workers.system.credentials import STORE_KEYS
 from tunemq_workers.system.machine_watch import MachineWatch
@@ -211,6 +212,7 @@ def _end_on_events(reactor: Reactor, loop: NodeLoop, grace_s: float, watched: in
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    interrupt_lingering()
     threading.excepthook = partial(_on_thread_death, reactor, loop)
     if watched is not None:
         reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))

@@ -113,7 +113,9 @@ class FrameConnection:
         if not self._is_open:
             return False
         try:
-            data = self._sock.recv(_RECEIVE_BYTES)
+            data, _, flags, _ = self._sock.recvmsg(_RECEIVE_BYTES)
+            if flags & socket.MSG_CTRUNC:
+                raise TransportError("descriptors came with it (SCM_RIGHTS).")
             frames = self._decoder.feed(data)
         except BlockingIOError:
             return False
