@@ -2,8 +2,8 @@
 
 `StartProcess` comes with two file descriptors, so that packets stay small even if a configuration
 is large: the trial's end of its socket to the node, and a memory file with its `TrialProcessSpec`.
-A third one, if the trial process gets a cgroup, is a pipe: reading from it returns when the process
-is in its cgroup.
+A third one, if the trial process gets a cgroup, is a socket: reading from it returns when the
+process is in its cgroup.
 """
 
 from __future__ import annotations

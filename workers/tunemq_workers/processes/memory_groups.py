@@ -19,12 +19,14 @@ import logging
 import mmap
 import os
 import re
+import socket
 from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.system.claimed_process import exists
 from tunemq_shared.system.processes import is_readable
 from tunemq_workers.processes.tree_memory import process_tree_of
+from tunemq_workers.runtime.untrusted_sockets import socket_pair
 from tunemq_workers.system.control_groups import group_paths, read_value
 from tunemq_workers.system.trial_user import own_files
 
@@ -64,7 +66,7 @@ class MemoryCgroups:
         self._base = self._top = ""
         self._is_v2 = self._was_tried = False
         self._folders: dict[str, str] = {}
-        self._gates: dict[str, int] = {}
+        self._gates: dict[str, socket.socket] = {}
 
     def begin(self, process: str, limit: int) -> int | None:
         """Make a cgroup, and return the descriptor on which its trial process waits to begin.
@@ -81,13 +83,13 @@ class MemoryCgroups:
             with own_files():
                 os.mkdir(folder)
                 _set_limit(folder, limit, is_v2=self._is_v2)
-            waiting, self._gates[process] = os.pipe()
+            self._gates[process], waiting = socket_pair()
         except OSError as problem:
             _log.warning("memory.no_group trial=%s problem=%r", process, str(problem))
             self.leave(process)
             return None
         self._folders[process] = folder
-        return waiting
+        return waiting.detach()
 
     def enter(self, process: str, proven: tuple[int, int] | None) -> None:
         """Move a trial process into its cgroup, if it has one, and let it begin.
@@ -161,7 +163,7 @@ class MemoryCgroups:
 
     def _open_gate(self, process: str) -> None:
         if (gate := self._gates.pop(process, None)) is not None:
-            os.close(gate)
+            gate.close()
 
     def _try_to_divide(self) -> None:
         try:

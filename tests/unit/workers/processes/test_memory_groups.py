@@ -67,14 +67,29 @@ def test_memory_groups_of_a_node_that_may_not_divide_its_own_are_none_with_one_w
 
 def test_process_without_proof_enters_no_group_and_its_trial_begins(tmp_path, caplog):
     groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
-    (tmp_path / "h1").mkdir()
-    groups._folders["h1"] = str(tmp_path / "h1")
-    waiting, groups._gates["h1"] = os.pipe()
+    waiting = begun(groups, tmp_path)
     groups.enter("h1", None)
     assert not (tmp_path / "h1" / "cgroup.procs").exists()
     assert os.read(waiting, 1) == b""
     assert "its pid is not known for certain" in caplog.text
     os.close(waiting)
+
+
+def test_trial_that_waits_at_its_gate_cannot_lock_it(tmp_path):
+    """A node that closes a pipe waits for as long as another process has locked it (`splice`)."""
+    groups = MemoryCgroups("ab", str(tmp_path), str(tmp_path / "about"))
+    waiting = begun(groups, tmp_path)
+    with pytest.raises(OSError, match="No such device"):
+        os.open(f"/proc/self/fd/{waiting}", os.O_WRONLY)
+    groups.enter("h1", None)
+    os.close(waiting)
+
+
+def begun(groups, top):
+    groups._was_tried, groups._is_v2, groups._top = True, True, str(top)
+    waiting = groups.begin("h1", 2**20)
+    assert waiting is not None
+    return waiting
 
 
 def test_process_that_ended_while_it_entered_its_group_leaves_it(tmp_path):
