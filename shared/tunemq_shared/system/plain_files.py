@@ -1,7 +1,7 @@
 """Open files in folders that trials' code can write to, whatever it put in their place.
 
-A FIFO would block the process that opens it, and so would a lease (F_SETLEASE; 45 s per file); a
-link would lead out of the folder.
+A FIFO would block the process that opens it, even with O_NONBLOCK if another process locks it
+(`splice`), and so would a lease (F_SETLEASE; 45 s per file); a link would lead out of the folder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
-
-#: Errors of opening a link, a FIFO without a reader, a socket, a folder.
-_NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 
 #: Retries if a trial's code replaces the file at the same time.
 TRIES: Final = 100
@@ -43,24 +40,41 @@ def open_plain(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0
         OSError: It cannot be opened; FileNotFoundError if there is nothing, BlockingIOError if
             another process keeps a lease on it.
     """
+    if flags & os.O_EXCL:
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + lease_s
     while True:
         try:
-            descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            descriptor = _open_if_regular(path, flags & ~os.O_CREAT)
             break
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            with suppress(FileExistsError):  # another process has just made it
+                return os.open(path, flags | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_LEASE_PAUSE_S)
-        except OSError as error:
-            if error.errno in _NOT_PLAIN:
-                return None
-            raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if descriptor is not None:
         os.set_blocking(descriptor, True)  # a child that inherits it may expect that
-        return descriptor
-    os.close(descriptor)
-    return None
+    return descriptor
+
+
+def _open_if_regular(
+    path: str | os.PathLike[str], flags: int, *, at: int | None = None
+) -> int | None:
+    """Open an existing file; returns None, and opens nothing, if it is not a regular one."""
+    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            return None
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    finally:
+        os.close(found)
 
 
 def open_regular(path: str | os.PathLike[str], flags: int, *, lease_s: float = 0.0) -> int:
@@ -195,15 +209,15 @@ def opened_below(folder: Path, name: str) -> Iterator[Path]:
             inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = inner
-        file = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        file = _open_if_regular(last, os.O_RDONLY, at=at)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "it is no regular file")
     except OSError as error:
         error.filename = os.fspath(path)
         raise
     finally:
         os.close(at)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
         yield Path(f"/proc/self/fd/{file}")
     finally:
         os.close(file)

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import traceback
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.support.leases import leased
+from tests.support.waiting import eventually
 from tunemq_shared.system import plain_files
 from tunemq_shared.system.plain_files import open_to_read, open_to_write, sha256_of
 
@@ -167,3 +169,38 @@ def test_endless_file_is_hashed_to_one_byte_beyond_its_size(tmp_path):
     with open_to_read(file) as opened:
         _, hashed = sha256_of(opened, 1_000_000)
     assert hashed == 1_000_001
+
+
+#: Keep a FIFO locked, by an end that only waits.
+LOCKS = """
+import os, socket, sys
+fifo = os.open(sys.argv[1], os.O_RDWR)
+silent, _other = socket.socketpair()
+print(flush=True)
+os.splice(silent.fileno(), fifo, 4096)
+"""
+
+
+@pytest.mark.parametrize("opens", ["open_plain(path, 0)", "read_below(path.parent, 'a', 9)"])
+def test_fifo_that_another_process_locks_is_not_waited_for(opens, tmp_path):
+    path = tmp_path / "a"
+    os.mkfifo(path)
+    program = f"""
+from pathlib import Path
+from tunemq_shared.system.plain_files import open_plain, read_below
+path = Path({str(path)!r})
+try:
+    print({opens})
+except FileNotFoundError:
+    print(None)
+"""
+    with subprocess.Popen([sys.executable, "-c", LOCKS, path], stdout=subprocess.PIPE) as locks:
+        assert locks.stdout is not None
+        locks.stdout.readline()
+        stat = Path(f"/proc/{locks.pid}/stat")
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as opener:
+            try:
+                assert opener.communicate(timeout=30)[0] == b"None\n"
+            finally:
+                locks.kill()  # only this ends an opener that waits
