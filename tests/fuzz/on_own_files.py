@@ -16,6 +16,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.experiment import code_upload
 from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.output.event_streams import EventStreams
@@ -35,6 +36,7 @@ from tunemq_shared.base.errors import (
     JournalError,
 )
 from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol import messages
 
 _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
@@ -113,6 +115,15 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             (JournalError,),
             (*samples_of(run_record.RunRecord, as_json=True), _a_run_record()),
             ("tunemq_scheduler.storage.run_record:_decoded",),
+        ),
+        Decoder(
+            "trainable of the first run",
+            lambda data: code_upload._of_first_run(
+                BlobFolder(bench.written(f"b/{code_upload._FIRST}", data).parent)
+            ),
+            (),
+            samples_of(messages.BlobRef, as_json=True),
+            ("tunemq_scheduler.experiment.code_upload:_of_first_run",),
         ),
         Decoder(
             "farm settings",

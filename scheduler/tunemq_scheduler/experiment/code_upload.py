@@ -7,7 +7,6 @@ variables, and a bundle contains what the script imports from its folder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import site
 import sys
@@ -22,7 +21,7 @@ from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal.journal_layout import write_durably
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.blob_folder import BlobFolder, is_blob_name
 from tunemq_shared.code.code_by_value import modules_of
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import BlobRef, Environment
@@ -93,20 +92,26 @@ def package_code(
 
 def _shipped(prepared: PreparedSearch, code_package: CodePackage) -> BlobRef:
     blobs = code_package.blobs
-    noted = blobs.root / _FIRST
-    if code_package.keeps_first:
-        with contextlib.suppress(OSError, StoreError, *UNDECODABLE):  # absent, or damaged
-            first = msgspec.json.decode(noted.read_bytes(), type=BlobRef)
-            code = msgspec.structs.replace(first, path=str(blobs.root / first.sha256))
-            if is_loadable_here(code):
-                return code
+    if code_package.keeps_first and (first := _of_first_run(blobs)) is not None:
+        return first
     code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
     if code_package.keeps_first:
+        noted = blobs.root / _FIRST
         try:
             write_durably(noted, msgspec.json.encode(code))
         except OSError as error:
             raise StoreError(f"{noted} cannot be written: {error.strerror}.") from error
     return code
+
+
+def _of_first_run(blobs: BlobFolder) -> BlobRef | None:
+    """Return the trainable of the first run; None if it is not there, or cannot be loaded here."""
+    try:
+        first = msgspec.json.decode((blobs.root / _FIRST).read_bytes(), type=BlobRef)
+        code = msgspec.structs.replace(first, path=str(blobs.root / first.sha256))
+        return code if is_blob_name(code.sha256) and is_loadable_here(code) else None
+    except (OSError, StoreError, *UNDECODABLE):
+        return None
 
 
 def environment_of(

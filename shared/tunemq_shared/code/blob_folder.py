@@ -183,8 +183,8 @@ def verify(path: Path, ref: BlobRef) -> None:
         raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
     if (found, size) != (ref.sha256, ref.size):
         raise BlobCorrupt(
-            f"the blob {ref.sha256} is damaged: its first {size} bytes have the SHA-256 {found}; "
-            f"it should have {ref.size}."
+            f"the blob {ref.sha256} is damaged: it has {size} bytes with the SHA-256 {found}, "
+            f"not {ref.size}."
         )
 
 
