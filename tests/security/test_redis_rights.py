@@ -64,17 +64,15 @@ def test_scheduler_whose_user_loses_a_right_names_it_and_waits(
     redis: SecuredRedis, tmp_path: Path, command: str
 ):
     with secured_farm(tmp_path / "farm", redis) as farm:
-        farm.add_worker("one", 1)
-        farm.has_nodes("one")
-        search = Search(name="first", trials=2, steps=10, has_gate=True)
-        if command != "lpush":  # nothing is asked of the farm meanwhile
-            farm.submit(search)
+        farm.submit(Search(name="first", trials=2, steps=10, has_gate=True))
+        if command != "lpush":  # that is for the first order to a node
+            farm.add_worker("one", 1)
             farm.open_gate("first", 2)
             farm.wait_for_steps("first", 1, 1)
         redis.client.execute_command("ACL", "SETUSER", "scheduler", f"-{command}")
         try:
             if command == "lpush":
-                farm.submit(search)
+                farm.add_worker("one", 1)
             farm.open_gate("first", 10)
             log = farm.folder / "head" / "scheduler.log"
             told = "the rights of its role in deploy/redis/users.acl. The scheduler waits"
