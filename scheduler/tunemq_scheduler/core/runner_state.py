@@ -60,7 +60,7 @@ class RunnerState:
         self.slots = SlotTable()
         self.placement = self.slots.placement
         self.health = FailingNodes()
-        #: Nodes that take no trials for now, and until when; derived from `health`.
+        #: Nodes that take no trials at present, and until when; derived from `health`.
         self.aside: dict[str, float] = {}
         self.nodes: dict[str, m.NodeJoined] = {}
         self.away: dict[str, AwayNode] = {}

@@ -58,7 +58,7 @@ class ExperimentChannel:
         self.given = 0
         #: Cursors by node instance, for the nodes that the experiment knows and that are not dead.
         self.cursors: dict[str, NodeCursor] = {}
-        #: Whether the experiment takes no events for now; `poll` does not wait for it.
+        #: Whether the experiment takes no events at present; `poll` does not wait for it.
         self.is_full = False
         #: Whether events are missing in the stream: it must restart, and nodes send all again.
         self.has_gap = False

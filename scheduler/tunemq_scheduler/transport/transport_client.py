@@ -33,7 +33,7 @@ class TransportClient(ExperimentChannel):
         self._hold, self._end_experiment, self._forget = hold, end_experiment, forget
 
     def hold(self, *, is_full: bool) -> None:
-        """Stop or continue reading its stream, because the experiment takes no events for now."""
+        """Stop or continue reading its stream, because the experiment takes none at present."""
         if is_full is not self.is_full:
             self.is_full = is_full
             self._hold(self)

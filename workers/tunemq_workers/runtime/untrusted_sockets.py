@@ -1,6 +1,6 @@
 """Sockets to processes that run users' code, which may send descriptors to block their node.
 
-A descriptor that nobody receives is closed by the process that it was sent to, inside the receiving
+A descriptor that is not received is closed by the process that it was sent to, inside the receiving
 call or the socket's own `close`. That may take as long as the sender wants: for a socket with
 SO_LINGER, or a pipe that another thread splices into. A pipe in place of the socket would not help:
 its writer can hold its lock (`splice` from a silent socket), and every read then waits.

@@ -41,7 +41,7 @@ def joined(runner: TrialActions, event: m.NodeJoined) -> None:
 
 
 def withheld(runner: TrialActions, event: m.DevicesWithheld) -> None:
-    """Place nothing new on some of a node's devices for now."""
+    """Place nothing new on some devices of a node, until it offers them again."""
     node = event.instance_id
     if node in runner.nodes:
         runner.nodes[node] = replace(runner.nodes[node], withheld=event.devices)

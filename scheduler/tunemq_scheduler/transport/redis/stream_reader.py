@@ -72,7 +72,7 @@ class StreamReader:
     def __init__(self, line: RedisConnection) -> None:
         self._connection = line
         self._cursors: dict[bytes, bytes] = {}
-        #: Streams that are not read for now.
+        #: Streams whose readers take no events at present.
         self._held: set[bytes] = set()
         self._asked_at: float | None = None
         #: The most entries of each stream per answer, now and in the last read. It is one after an

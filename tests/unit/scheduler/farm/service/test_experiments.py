@@ -320,7 +320,7 @@ def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(far
     for connection in farm.experiments.connections():
         connection.on_readable()
     assert farm.experiments.counts(farm.queue.get("x")) == ({"TERMINATED": 2}, 2)
-    process.say(r.SearchEnded("is over"))
+    process.say(r.SearchEnded("finished"))
     process.code = 0
     farm.experiments.turn()
     assert farm.queue.get("x").state is State.FINISHED
