@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.fake_gpus import FakeGpus
 from tests.support.stores.object_servers import bucket, minio, served, shared_minio, shared_served  # noqa: F401
 from tests.support.waiting import descendants, eventually
 from tunemq_shared.system.process_control import is_memory_private
@@ -30,6 +31,20 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 for _name in [name for name in os.environ if name.startswith("TUNEMQ_")]:
     del os.environ[_name]  # before any test, fixture or child process can see it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gpus_of_this_machine_are_hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let processes of tests see no real GPU: a worker locks those that it offers.
+
+    Tests in `tests/gpu` undo this.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if os.path.exists("/dev/nvidiactl"):
+            none = FakeGpus(tmp_path_factory.mktemp("gpus") / "none.json", [])
+            for name, value in none.environment().items():
+                patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(autouse=True)
