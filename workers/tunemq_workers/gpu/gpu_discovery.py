@@ -16,7 +16,7 @@ from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 
 #: The GPUs that CUDA programs may see; a node respects it, too.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_NAME: Final = re.compile(r"\d+|[A-Za-z][\w./-]*")
+_NAME: Final = re.compile(r"\d+|(GPU|MIG)-[\w./-]+")
 #: A larger number is a typing error.
 _MOST: Final = 64
 

@@ -90,6 +90,8 @@ def run_node(
     # An embedded node ends with its script, which saves trials before that.
     grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
     lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
+    if lost_after_s < 1:
+        raise ConfigError(f"--lost-after is {lost_after_s:g}; give 1 second or more.")
     prewarmed = _environment(options.prewarm)
     allowed = None if options.trial_env is None else parse_allowed(options.trial_env)
     cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))

@@ -117,7 +117,7 @@ def test_named_gpus_without_a_driver_are_accepted():
     assert offered_gpus("GPU-x, 1", None, without_gpus).gpus == (Gpu("GPU-x"), Gpu("1"))
 
 
-@pytest.mark.parametrize("option", ["", "-1", "1.5", "a b", ",", "GPU-a,,GPU-b", "65"])
+@pytest.mark.parametrize("option", ["", "-1", "1.5", "two", "GPU", ",", "GPU-a,,GPU-b", "65"])
 def test_empty_option_is_rejected(option):
     with pytest.raises(ConfigError, match="--gpus is"):
         offered_gpus(option, None, without_gpus)
