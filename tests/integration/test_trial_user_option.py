@@ -17,7 +17,7 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.secured_redis import secured_redis
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually, need
-from tests.unit.workers.fakes import Clock
+from tests.unit.workers.fakes import Clock, FakeDisk
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 from tunemq_workers.node import trial_user_folders
@@ -216,12 +216,27 @@ def test_folder_that_cannot_be_emptied_is_refused_with_its_path(tmp_path):
 
 
 def test_folder_rights_that_a_trial_took_are_restored_within_a_second(tmp_path: Path) -> None:
-    clock, folder = Clock(), tmp_path / "blobs"
+    clock, disk, folder = Clock(), FakeDisk(), tmp_path / "blobs"
     folder.mkdir(0o750)
-    keep_rights(clock, [str(tmp_path / "gone"), str(folder)])
+    keep_rights(clock, disk, [str(tmp_path / "gone"), str(folder)])
+    disk.settle()
     folder.chmod(0o050)
     clock.advance(1.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+
+
+def test_rights_are_restored_by_a_disk_job_since_a_trial_can_lock_a_folder(tmp_path, monkeypatch):
+    clock, disk, folder = Clock(), FakeDisk(), tmp_path / "blobs"
+    folder.mkdir(0o050)
+    jobs = []
+    monkeypatch.setattr(disk, "run", lambda place, job, *then: jobs.append((place, job, *then)))
+    keep_rights(clock, disk, [str(folder), str(tmp_path / "code")])
+    clock.advance(10.0)
+    ((place, job, *_),) = jobs  # no other one before it is done
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o050
+    job()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    assert place == f"{tmp_path} (rights)"
 
 
 def acl(owner: int) -> bytes:
@@ -235,7 +250,8 @@ def test_default_acl_by_which_a_trial_locks_later_trials_out_is_removed_within_a
 ) -> None:
     need("root, to give folders away", os.geteuid() == 0 or None)
     monkeypatch.setattr(trial_user_folders, "_check", lambda account, folders: None)
-    name, clock, folder = "system.posix_acl_default", Clock(), tmp_path / "trials"
+    name, clock, disk = "system.posix_acl_default", Clock(), FakeDisk()
+    folder = tmp_path / "trials"
     give_folders(ACCOUNT, str(tmp_path), ["trials"], None)
     os.setxattr(folder, name, acl(0))
     (folder / "locked").mkdir()
@@ -243,9 +259,11 @@ def test_default_acl_by_which_a_trial_locks_later_trials_out_is_removed_within_a
 
     give_folders(ACCOUNT, str(tmp_path), ["trials"], None)
     (folder / "a").mkdir(0o700)
-    keep_rights(clock, [str(folder)])
+    keep_rights(clock, disk, [str(folder)])
+    disk.settle()
     os.setxattr(folder, name, acl(0o5))
     clock.advance(1.0)
+    disk.settle()
     (folder / "b").mkdir(0o700)
     assert [stat.S_IMODE((folder / one).stat().st_mode) for one in "ab"] == [0o700] * 2
 

@@ -63,7 +63,8 @@ def _last_line(log: str, since: int) -> str:
     try:
         with own_files(), open(log, "rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
+            # Limited, as the interpreter's processes may lengthen it meanwhile.
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
     except OSError:
         return "it printed nothing"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

@@ -89,9 +89,7 @@ def run_node(
     resources, gpus = _offered(options)
     # An embedded node ends with its script, which saves trials before that.
     grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
-    lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
-    if lost_after_s < 1:
-        raise ConfigError(f"--lost-after is {lost_after_s:g}; give 1 second or more.")
+    lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S, least=1)
     prewarmed = _environment(options.prewarm)
     allowed = None if options.trial_env is None else parse_allowed(options.trial_env)
     cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))
@@ -186,7 +184,7 @@ def run_node(
     keep_logs_short(reactor, disk, options.workdir)
     if account is not None:
         shared = {os.path.join(options.workdir, name) for name in work_folder.OF_TRIALS}
-        keep_rights(reactor, shared | {cache})
+        keep_rights(reactor, disk, shared | {cache})
     try:
         return loop.run()
     except BaseException:  # noqa: BLE001 - the exit code and the log report it
@@ -342,8 +340,10 @@ def _checked(option: str, given: float | None, what: str) -> float | None:
     return given
 
 
-def _seconds(option: str, given: float | None, default: float) -> float:
+def _seconds(option: str, given: float | None, default: float, least: float = 0) -> float:
     checked = _checked(option, given, "seconds, such as 10")
+    if checked is not None and checked < least:
+        raise ConfigError(f"{option} is {checked:g}; give {least:g} seconds or more.")
     return default if checked is None else checked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
+from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.work_folder import LOCK, is_own_file
@@ -36,6 +38,8 @@ for folder in {folders!r}:
     if not os.access(folder, os.W_OK | os.X_OK):
         sys.exit("it cannot write to " + folder)
 """
+
+_log = logging.getLogger(__name__)
 
 
 def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> None:
@@ -129,14 +133,20 @@ def _remove_restrictive_default(folder: str) -> None:
             os.removexattr(folder, _DEFAULT_ACL, follow_symlinks=False)
 
 
-def keep_rights(timers: Reactor, folders: Collection[str]) -> None:
+def keep_rights(timers: Reactor, disk: DiskJobs, folders: Collection[str]) -> None:
     """Restore the rights to folders that trials and the node share, now and once per second.
 
     Otherwise one trial that changes their modes or default ACLs would make all later ones on the
-    node fail.
+    node fail. A trial can also keep a folder locked for minutes, so a job of ``disk`` does it.
     """
-    restore_rights(folders)
-    timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, folders))
+
+    def again(problem: OSError | None) -> None:
+        if problem is not None:
+            _log.warning("rights.not_restored problem=%r", str(problem))
+        timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, disk, folders))
+
+    place = f"{os.path.commonpath(folders)} (rights)"
+    disk.run(place, partial(restore_rights, folders), again, again)
 
 
 @contextmanager

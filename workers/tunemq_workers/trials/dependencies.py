@@ -30,7 +30,12 @@ from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import FetchBlob
 from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
+from tunemq_workers.trials.local_start_order import (
+    BLOBS,
+    CODE,
+    localised,
+    place_of_shared_names,
+)
 
 _TRASH: Final = ".trash-"
 #: The most blobs of an earlier node that stay.
@@ -55,7 +60,7 @@ class _LeftoverFiles(NamedTuple):
 
 
 class _PendingDependencies(msgspec.Struct, eq=False):
-    """The blobs and transfers that a trial waits for."""
+    """The blobs and transfers that a trial waits for; none while they are looked for."""
 
     missing: set[str] = set()
     transfers: list[int] = []
@@ -63,6 +68,8 @@ class _PendingDependencies(msgspec.Struct, eq=False):
 
 class DependencyFetcher:
     """Fetches the dependencies of trials. Used by the node's loop only.
+
+    A trial can keep whoever looks into ``blobs`` waiting, so jobs of `DiskJobs` do that.
 
     Args:
         disk: measures and removes files.
@@ -83,7 +90,10 @@ class DependencyFetcher:
         #: Returns the trials whose blobs have to stay.
         self.in_use: Callable[[], Iterable[TrialSpec]] = tuple
         self._disk, self._transfers, self._folder = disk, transfers, folder
+        self._names = place_of_shared_names(folder)
         self._variables, self._limits = variables, limits
+        #: The trials whose blobs are all here.
+        self._found: set[AttemptId] = set()
         self._arrivals: dict[AttemptId, _PendingDependencies] = {}
         #: Bytes by path, least recently used first.
         self._sizes: dict[str, int] = {}
@@ -97,12 +107,12 @@ class DependencyFetcher:
             self._folder, partial(_take_over, self._folder, self._leftovers), self._looked
         )
 
-    def find(self, start: TrialSpec) -> TrialSpec | None:
-        """Return the order with this node's paths, if all its blobs are here; None otherwise."""
+    def find(self, key: AttemptId, start: TrialSpec) -> TrialSpec | None:
+        """Return the order with this node's paths if its blobs are here; None before `fetch`."""
         for need in _needs(start):
-            path = self._path(need)
-            if not _is_there(path, need):
+            if key not in self._found:
                 return None
+            path = self._path(need)
             if path in self._sizes:  # mark it as the most recently used
                 self._sizes[path] = self._sizes.pop(path)
         return localised(start, self._folder, self._variables)
@@ -125,38 +135,51 @@ class DependencyFetcher:
         """
         if key in self._arrivals:
             return
-        missing = [need for need in _needs(start) if not _is_there(self._path(need), need)]
-        arrival = self._arrivals[key] = _PendingDependencies({self._path(need) for need in missing})
+        arrival = self._arrivals[key] = _PendingDependencies()
+
+        def looked(missing: list[_RequiredBlob]) -> None:
+            if self._arrivals.get(key) is not arrival:
+                return
+            arrival.missing = {self._path(need) for need in missing}
+            for need in missing:
+                arrival.transfers.append(transfer(need))
+            complete_if_there()
+
+        def transfer(need: _RequiredBlob) -> int:
+            folder = os.path.dirname(self._path(need))
+            _log.info("blob.wanted blob=%s store=%s", need.ref.sha256, need.ref.store)
+            return self._transfers.start(
+                FetchBlob(need.ref, folder, need.is_bundle, start.sync_timeout_s),
+                partial(there, need),
+                partial(failed, need, "fetch"),
+                on_trouble,
+                partial(failed, need, "disk"),
+            )
 
         def there(need: _RequiredBlob, _uploaded: object) -> None:
             path = self._path(need)
             arrival.missing.discard(path)
             self._arrived(path)
+            complete_if_there()
+
+        def complete_if_there() -> None:
             if not arrival.missing:
                 del self._arrivals[key]
+                self._found.add(key)
                 on_there()
 
         def failed(need: _RequiredBlob, kind: str, reason: str, *_: object) -> None:
             self._leave(key)
             on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}", kind)
 
-        for need in missing:
-            folder = os.path.dirname(self._path(need))
-            fetch = FetchBlob(need.ref, folder, need.is_bundle, start.sync_timeout_s)
-            _log.info("blob.wanted blob=%s store=%s", need.ref.sha256, need.ref.store)
-            number = self._transfers.start(
-                fetch,
-                partial(there, need),
-                partial(failed, need, "fetch"),
-                on_trouble,
-                partial(failed, need, "disk"),
-            )
-            arrival.transfers.append(number)
+        needs = [(self._path(need), need) for need in _needs(start)]
+        self._disk.run(self._names, partial(_missing, needs), looked)
 
     def forget_all_but(self, keys: Collection[AttemptId]) -> None:
         """Cancel the transfers of all other trials."""
         for key in [key for key in self._arrivals if key not in keys]:
             self._leave(key)
+        self._found.intersection_update(keys)
 
     def trim(self) -> None:
         """Remove the least recently used blobs while all together exceed the limit."""
@@ -190,16 +213,16 @@ class DependencyFetcher:
         self.trim()
 
     def _remove(self, path: str) -> None:
-        """Move a blob out of the way at once, then delete it in the background."""
-        folder, name = os.path.split(path)
-        trash = os.path.join(folder, f"{_TRASH}{name}-{os.urandom(4).hex()}")
-        _log.info("blob.removed path=%s", path)
-        try:
-            os.rename(path, trash)
-        except OSError as problem:
-            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
-        else:
+        """Move a blob out of the way before later trials look for it, then delete it."""
+
+        def moved(trash: str) -> None:
             self._disk.run(self._folder, partial(_delete, trash), do_nothing)
+
+        def failed(problem: OSError) -> None:
+            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
+
+        _log.info("blob.removed path=%s", path)
+        self._disk.run(self._names, partial(_move_away, path), moved, failed)
 
     def _path(self, need: _RequiredBlob) -> str:
         return os.path.join(self._folder, CODE if need.is_bundle else BLOBS, need.ref.sha256)
@@ -216,15 +239,6 @@ def _needs(start: TrialSpec) -> Iterator[_RequiredBlob]:
         yield _RequiredBlob(start.bundle, "the bundle with its code", is_bundle=True)
 
 
-def _is_there(path: str, need: _RequiredBlob) -> bool:
-    if need.is_bundle:
-        return os.path.isdir(path)
-    try:
-        return os.stat(path).st_size == need.ref.size
-    except OSError:
-        return False
-
-
 # --- on the disk ----------------------------------------------------------------------------------
 
 
@@ -236,6 +250,28 @@ def _leftovers(folder: str) -> list[str]:
             entries = os.scandir(os.path.join(folder, name))
             found += (entry.path for entry in entries if entry.name.startswith("."))
     return found
+
+
+def _missing(needs: Iterable[tuple[str, _RequiredBlob]]) -> list[_RequiredBlob]:
+    """Return what is not at its path."""
+    return [need for path, need in needs if not _is_there(path, need)]
+
+
+def _is_there(path: str, need: _RequiredBlob) -> bool:
+    if need.is_bundle:
+        return os.path.isdir(path)
+    try:
+        return os.stat(path).st_size == need.ref.size
+    except OSError:
+        return False
+
+
+def _move_away(path: str) -> str:
+    """Rename a blob; return its path now."""
+    folder, name = os.path.split(path)
+    trash = os.path.join(folder, f"{_TRASH}{name}-{os.urandom(4).hex()}")
+    os.rename(path, trash)
+    return trash
 
 
 def _take_over(folder: str, leftovers: list[str]) -> _LeftoverFiles:

@@ -41,6 +41,14 @@ _ALWAYS: Final = (
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_*]+")
 
 
+def place_of_shared_names(folder: str) -> str:
+    """Return the place of disk jobs that look up or rename what trials share, in a working folder.
+
+    They run one after another. So what a trial's start has found is not moved by an earlier job.
+    """
+    return os.path.join(folder, BLOBS)
+
+
 def parse_allowed(text: str) -> tuple[str, ...]:
     """Return the patterns of ``--trial-env``, such as ``WANDB_*,HTTPS_PROXY``; "" has none.
 

@@ -29,7 +29,7 @@ from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
 from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 from tunemq_workers.system.trial_user import own_files
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.local_start_order import TRIALS
+from tunemq_workers.trials.local_start_order import TRIALS, place_of_shared_names
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
 #: The prefix of folders that are being removed.
@@ -79,24 +79,21 @@ class TrialFiles:
         self._transfers, self._disk, self._emit = transfers, disk, emit
         self._streamer = OutputStreamer(timers, disk, send, may_send, self._printing)
         self._root, self._node, self._limits = os.path.join(folder, TRIALS), node, limits
+        self._names = place_of_shared_names(folder)
         #: The place of jobs that delete, for which nothing waits.
         self._trash = os.path.join(self._root, _TRASH)
         self._sending: dict[tuple[str, int], str] = {}
 
     def start(self) -> None:
         """Start; keep the folders of an earlier node, whose store is no longer known, as unsent."""
-        names = names_in(self._root)
-        left = [name for name in names if not name.startswith((_TRASH, _UNSENT))]
-        for number, name in enumerate(left):
-            kept = self._keep(os.path.join(self._root, name))
-            if number < _LOGGED:
-                self._log_unsent(kept, "an earlier worker here ended")
-        if len(left) > _LOGGED:
-            _log.warning("files.not_sent more=%d", len(left) - _LOGGED)
-        if names:
+
+        def put_aside(number_of_others: int) -> None:
             # One job, and one thread, however many folders there are: a trial may make them.
-            self._disk.run(self._trash, partial(_empty_trash, self._root), do_nothing)
-            self._make_room()
+            if number_of_others:
+                self._disk.run(self._trash, partial(_empty_trash, self._root), do_nothing)
+                self._make_room()
+
+        self._disk.run(self._names, partial(_put_aside, self._root), put_aside)
         self._streamer.start()
 
     def close(self) -> None:
@@ -127,7 +124,9 @@ class TrialFiles:
             start.store, os.path.basename(folder), folder, attempt, start.sync_timeout_s
         )
         failed = partial(self._failed, key, start.events_key)
-        self._transfers.start(send, lambda _: self._settle(key, self._discard), failed, ignore)
+        self._transfers.start(
+            send, lambda _: self._settle(key, _discard, self._delete), failed, ignore
+        )
 
     def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
         """Remove the copies of checkpoints that a killed trial process could not remove."""
@@ -136,12 +135,15 @@ class TrialFiles:
     def _failed(
         self, key: tuple[str, int], events_key: str, reason: str, _is_corrupt: bool
     ) -> None:
-        self._warn(events_key, key[0], self._settle(key, self._keep), reason.rstrip("."))
-        self._make_room()
+        def kept(path: str) -> None:
+            self._warn(events_key, key[0], path, reason.rstrip("."))
+            self._make_room()
+
+        self._settle(key, _keep, kept)
 
     def _warn(self, events_key: str, folder: str, kept: str, reason: str) -> None:
         """Report that files were not sent, and where they are now."""
-        self._log_unsent(kept, reason)
+        _log_unsent(kept, reason)
         text = (
             f"Not all files of {os.path.basename(folder)} are in the store: {reason}. "
             f"They are in {kept} on node {self._node} for {_KEPT_DAYS} days, or until it needs the "
@@ -149,49 +151,34 @@ class TrialFiles:
         )
         self._emit(events_key, encode(NodeWarned(text)))
 
-    def _log_unsent(self, kept: str, reason: str) -> None:
-        _log.warning("files.not_sent folder=%s reason=%r days=%d", kept, reason, _KEPT_DAYS)
-
-    def _settle(self, key: tuple[str, int], leave: Callable[[str], str]) -> str:
-        """Leave the folder of an upload that has ended, unless it is used; return its path now."""
-        self._sending.pop(key, None)  # the node may have stopped waiting
+    def _settle(
+        self,
+        key: tuple[str, int],
+        move: Callable[[str, str], str],
+        then: Callable[[str], object],
+    ) -> None:
+        """Move the folder of an upload that has ended, unless it is used; pass its path on."""
         folder, _ = key
+
+        def moved(path: str) -> None:
+            self._sending.pop(key, None)  # the node may have stopped waiting
+            then(path)
+
+        sent = {other for other in self._sending if other != key}
         running_trials = {start.folder for _, start in self.running_trials()}
         expected = {os.path.join(self._root, start.folder) for start in self.expected()}
-        if folder in {*running_trials, *expected, *(other for other, _ in self._sending)}:
-            return folder
-        self._streamer.forget(folder)
-        left = leave(folder)
-        with suppress(OSError):  # other folders of its experiment are there
-            os.rmdir(os.path.dirname(folder))
-        return left
+        if folder in {*running_trials, *expected, *(other for other, _ in sent)}:
+            moved(folder)
+        else:
+            self._streamer.forget(folder)
+            self._disk.run(self._names, partial(move, self._root, folder), moved)
 
-    def _keep(self, folder: str) -> str:
-        """Move a folder that was not sent out of the way of new trial processes."""
-        name = os.path.basename(folder)[:_NAME_CHARACTERS]
-        return self._move(folder, f"{_UNSENT}{time.time_ns()}-{name}")
+    def _delete(self, path: str) -> None:
+        if os.path.basename(path).startswith(_TRASH):
+            self._disk.run(self._trash, partial(_remove, path), do_nothing)
 
     def _make_room(self) -> None:
         self._disk.run(self._root, partial(_make_room, self._root, self._limits), do_nothing)
-
-    def _discard(self, folder: str) -> str:
-        """Move a folder out of the way of new trial processes at once, then delete it."""
-        trash = self._move(folder, f"{_TRASH}{os.urandom(6).hex()}")
-        if trash != folder:
-            self._disk.run(self._trash, partial(_remove, trash), do_nothing)
-        return trash
-
-    def _move(self, folder: str, name: str) -> str:
-        """Rename a folder; return its path, which is the old one if that failed."""
-        path = os.path.join(self._root, name)
-        try:
-            os.rename(folder, path)
-        except FileNotFoundError:  # nothing was ever written
-            return folder
-        except OSError as problem:  # the trial may have changed its permissions
-            _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
-            return folder
-        return path
 
     def _printing(self) -> Iterator[OutputSource]:
         for trial, start in self.running_trials():
@@ -200,6 +187,57 @@ class TrialFiles:
 
     def _is_ours(self, folder: str) -> bool:
         return folder.startswith(f"{self._root}/")
+
+
+def _put_aside(root: str) -> int:
+    """Keep the folders of an earlier node, whose store is no longer known; return their number."""
+    names = names_in(root)
+    left = [name for name in names if not name.startswith((_TRASH, _UNSENT))]
+    for number, name in enumerate(left):
+        kept = _move(root, os.path.join(root, name), _unsent(name))
+        if number < _LOGGED:
+            _log_unsent(kept, "an earlier worker here ended")
+    if len(left) > _LOGGED:
+        _log.warning("files.not_sent more=%d", len(left) - _LOGGED)
+    return len(names)
+
+
+def _log_unsent(kept: str, reason: str) -> None:
+    _log.warning("files.not_sent folder=%s reason=%r days=%d", kept, reason, _KEPT_DAYS)
+
+
+def _unsent(name: str) -> str:
+    return f"{_UNSENT}{time.time_ns()}-{name[:_NAME_CHARACTERS]}"
+
+
+def _keep(root: str, folder: str) -> str:
+    """Move a folder that was not sent out of the way of new trial processes."""
+    return _leave(root, folder, _unsent(os.path.basename(folder)))
+
+
+def _discard(root: str, folder: str) -> str:
+    """Move a folder that was sent out of the way of new trial processes."""
+    return _leave(root, folder, f"{_TRASH}{os.urandom(6).hex()}")
+
+
+def _leave(root: str, folder: str, name: str) -> str:
+    path = _move(root, folder, name)
+    with suppress(OSError):  # other folders of its experiment are there
+        os.rmdir(os.path.dirname(folder))
+    return path
+
+
+def _move(root: str, folder: str, name: str) -> str:
+    """Rename a folder; return its path, which is the old one if that failed."""
+    path = os.path.join(root, name)
+    try:
+        os.rename(folder, path)
+    except FileNotFoundError:  # nothing was ever written
+        return folder
+    except OSError as problem:  # the trial may have changed its permissions
+        _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
+        return folder
+    return path
 
 
 def _remove(trash: str) -> None:

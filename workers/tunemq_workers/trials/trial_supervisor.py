@@ -489,7 +489,7 @@ class TrialSupervisor:
             self._over.add(key)
             self._trial_events.freed(key, start.events_key)
             return None
-        local = self._dependencies.find(start)
+        local = self._dependencies.find(key, start)
         if local is None:
             self._fetch(key, start)
             return None

@@ -77,6 +77,10 @@ class World(Node):
         self.dependencies.start()
         self.disk.settle()
 
+    def obey(self, orders):
+        self.supervisor.obey(orders)
+        self.disk.settle()
+
     def kept(self, name):
         return sorted(one for one in os.listdir(os.path.join(self.folder, name)))
 
@@ -95,7 +99,7 @@ def begin(code="c", *, bundle=None, blobs=(), **how):
 
 
 def test_process_starts_when_all_its_dependencies_are_there(world):
-    world.supervisor.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
+    world.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
     assert [(fetch.blob.sha256, fetch.is_bundle) for fetch in world.fetcher.asked] == [
         ("c", False),
         ("p", False),
@@ -110,25 +114,43 @@ def test_process_starts_when_all_its_dependencies_are_there(world):
     assert told.start.blobs == (BlobRef("p", 1, f"{world.folder}/blobs/p"),)
 
 
+def test_blobs_are_looked_for_by_a_disk_job_since_a_trial_can_lock_their_folder(world, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(world.disk, "run", lambda place, job, then: jobs.append((job, then)))
+    world.supervisor.obey([order("a", begin())])
+    world.supervisor.obey([order("a")])
+    assert (len(jobs), world.fetcher.asked) == (1, [])
+    job, then = jobs.pop()
+    then(job())
+    assert [fetch.blob.sha256 for fetch in world.fetcher.asked] == ["c"]
+
+
+def test_order_that_is_withdrawn_while_its_blobs_are_looked_for_fetches_none(world):
+    world.supervisor.obey([order("a", begin())])
+    world.supervisor.obey([])
+    world.disk.settle()
+    assert world.fetcher.asked == []
+
+
 def test_repeated_orders_fetch_nothing_again(world):
     for _ in range(3):
-        world.supervisor.obey([order("a", begin())])
+        world.obey([order("a", begin())])
     assert len(world.fetcher.asked) == 1
     world.fetcher.finish("c")
-    world.supervisor.obey([order("a"), order("b", begin())])
+    world.obey([order("a"), order("b", begin())])
     assert world.started == ["a", "b"]
     assert len(world.fetcher.asked) == 1
 
 
 def test_code_that_can_be_read_in_place_is_not_fetched(world):
-    world.supervisor.obey([order("a", start())])
+    world.obey([order("a", start())])
     assert world.fetcher.asked == []
     assert world.started == ["a"]
 
 
 @pytest.mark.parametrize("is_corrupt", [True, False])
 def test_failed_fetch_fails_only_its_trial(world, is_corrupt):
-    world.supervisor.obey([order("a", begin(bundle=far("b")))])
+    world.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
     failed, freed = world.events
     assert isinstance(failed, TrialFailed)
@@ -139,12 +161,12 @@ def test_failed_fetch_fails_only_its_trial(world, is_corrupt):
     )
     assert freed == SlotFreed("a", 1)
     assert world.fetcher.under_way == {}
-    world.supervisor.obey([order("a", begin(bundle=far("b")))])
+    world.obey([order("a", begin(bundle=far("b")))])
     assert len(world.fetcher.asked) == 2, "it has ended"
 
 
 def test_fetch_that_fails_by_the_nodes_disk_names_it(world):
-    world.supervisor.obey([order("a", begin(bundle=far("b")))])
+    world.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail_by_disk("c", "No space left on device.")
     failed, freed = world.events
     assert (failed.trial, failed.kind) == ("a", "disk")
@@ -154,18 +176,18 @@ def test_fetch_that_fails_by_the_nodes_disk_names_it(world):
 
 
 def test_store_that_makes_trials_wait_is_reported(world):
-    world.supervisor.obey([order("a", begin())])
+    world.obey([order("a", begin())])
     world.fetcher.under_way[1][3]("no answer")
     world.fetcher.under_way[1][3]("")
     assert world.events == [TrialWaits("a", 1, "code", "no answer"), TrialWaits("a", 1, "", "")]
 
 
 def test_trial_that_is_no_longer_wanted_stops_waiting(world):
-    world.supervisor.obey([order("a", begin())])
-    world.supervisor.obey([])
+    world.obey([order("a", begin())])
+    world.obey([])
     assert world.fetcher.under_way == {}
-    world.supervisor.obey([order("b", begin())])
-    world.supervisor.obey([order("b", stop=True)])
+    world.obey([order("b", begin())])
+    world.obey([order("b", stop=True)])
     assert world.fetcher.under_way == {}
     assert world.events == [SlotFreed("b", 1)]
     assert world.started == []
@@ -176,13 +198,13 @@ def test_least_recently_used_files_are_removed_first_and_files_in_use_stay(tmp_p
     world = World(tmp_path, disk_bytes=250)
     for number, code in enumerate("xyz"):
         trial = f"t{number}"
-        world.supervisor.obey([order("used", begin("u")), order(trial, begin(code))])
+        world.obey([order("used", begin("u")), order(trial, begin(code))])
         world.fetcher.finish("u")
         world.fetcher.finish(code)
         world.disk.settle()
         world.forkservers.started.clear()
         assert world.kept("blobs") == ["u", code], "the older one has gone"
-    world.supervisor.obey([order("used", begin("u")), order("t3", begin("v", bundle=far("b")))])
+    world.obey([order("used", begin("u")), order("t3", begin("v", bundle=far("b")))])
     for sha256 in "vb":
         world.fetcher.finish(sha256)
     world.disk.settle()
@@ -199,7 +221,7 @@ def test_files_of_an_earlier_node_count_and_its_unfinished_ones_are_removed(tmp_
     assert world.kept("blobs") == ["c"]
     assert world.kept("code") == ["done"]
     assert set(world.dependencies._sizes) == {f"{tmp_path}/blobs/c", f"{tmp_path}/code/done"}
-    world.supervisor.obey([order("a", begin("c", bundle=far("done")))])
+    world.obey([order("a", begin("c", bundle=far("done")))])
     assert world.started == ["a"], "nothing is fetched again"
 
 
@@ -233,7 +255,7 @@ def test_file_being_fetched_is_no_leftover_of_an_earlier_node(tmp_path):
 def test_file_that_is_cut_short_is_fetched_again(world):
     with open(f"{world.folder}/blobs/c", "wb"):
         pass
-    world.supervisor.obey([order("a", begin())])
+    world.obey([order("a", begin())])
     assert [fetch.blob.sha256 for fetch in world.fetcher.asked] == ["c"]
 
 

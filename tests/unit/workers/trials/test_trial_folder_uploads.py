@@ -53,6 +53,7 @@ class World:
         self.running_trials = {}
         self.files.running_trials = lambda: list(self.running_trials.items())
         self.files.start()
+        self.disk.settle()
 
     def process(self, trial="a", attempt=1, **how):
         path = self.path(trial)
@@ -64,6 +65,16 @@ class World:
     def leave(self, trial="a", attempt=1):
         begun = self.running_trials.pop((trial, attempt))
         self.files.left((trial, attempt), begun)
+        self.disk.settle()
+
+    def finish(self, number):
+        """End an upload, counted from 0."""
+        self.sender.asked[number][1](None)
+        self.disk.settle()
+
+    def fail(self, number, reason):
+        """End an upload, counted from 0, as failed."""
+        self.sender.asked[number][2](reason, False)
         self.disk.settle()
 
     def path(self, trial):
@@ -171,6 +182,21 @@ def test_files_are_uploaded_when_a_process_has_left_and_then_removed_from_the_no
     assert [name for name in os.listdir(world.folder) if "trash" in name] == []
 
 
+def test_folder_is_moved_by_a_disk_job_since_a_trial_can_lock_its_parent(world, monkeypatch):
+    world.process()
+    world.print("one\n")
+    world.leave()
+    jobs = []
+    monkeypatch.setattr(world.disk, "run", lambda place, job, then: jobs.append((job, then)))
+    world.sender.asked[0][1](None)
+    assert world.path("a").exists()
+    assert world.files.unsettled() == {"events"}
+    (job, then) = jobs.pop()
+    then(job())
+    assert not world.path("a").exists()
+    assert world.files.unsettled() == set()
+
+
 def unsent(world):
     return sorted((world.folder / "trials").glob("unsent-*"))
 
@@ -179,7 +205,7 @@ def test_failed_upload_is_reported_and_the_files_stay_out_of_the_way(world):
     world.process()
     world.print("one")
     world.leave()
-    world.sender.asked[0][2]("the store is away.", False)
+    world.fail(0, "the store is away.")
     (kept,) = unsent(world)
     assert (kept / "stdout").read_text() == "one"
     text = (
@@ -194,10 +220,10 @@ def test_files_that_were_not_sent_are_sent_with_those_of_the_next_attempt_in_the
     world.process()
     world.leave()
     world.process(attempt=2)
-    world.sender.asked[0][2]("the store is away", False)
+    world.fail(0, "the store is away")
     assert f"They are in {world.path('a')} on node" in world.events[0][1].text
     world.leave(attempt=2)
-    world.sender.asked[1][1](None)
+    world.finish(1)
     assert os.listdir(world.folder / "trials") == []
 
 
@@ -207,8 +233,8 @@ def test_files_that_were_not_sent_are_removed_where_they_exceed_their_room(tmp_p
         world.process(trial)
         world.print("x" * size, trial)
         world.leave(trial)
-    for *_, on_failed in world.sender.asked:
-        on_failed("the store is away", False)
+    for number in range(4):
+        world.fail(number, "the store is away")
     assert [path.name.rpartition("-")[2] for path in unsent(world)] == ["train_b", "train_c"]
     assert caplog.text.count("files.removed") == 2
 
@@ -219,7 +245,7 @@ def test_empty_files_that_were_not_sent_count_as_they_take_inodes(tmp_path):
     for number in range(20):
         (world.path("a") / str(number)).touch()
     world.leave()
-    world.sender.asked[0][2]("the store is away", False)
+    world.fail(0, "the store is away")
     assert not unsent(world)
 
 
@@ -228,7 +254,7 @@ def test_old_files_that_were_not_sent_are_removed(world, monkeypatch):
     world.leave()
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now - 8 * 86_400 * 10**9)
-    world.sender.asked[0][2]("the store is away", False)
+    world.fail(0, "the store is away")
     assert unsent(world)
     monkeypatch.undo()
     World(world.folder)
@@ -244,7 +270,7 @@ def test_folder_in_use_by_the_next_process_stays(world):
         world.process()
         world.leave()
         arrive()
-        world.sender.asked[0][1](None)
+        world.finish(0)
         assert world.path("a").exists()
         world.running_trials.clear()
 
@@ -254,9 +280,9 @@ def test_files_are_sent_again_if_a_process_leaves_during_the_previous_upload(wor
         world.process(attempt=attempt)
         world.leave(attempt=attempt)
     assert [send.attempt for send, *_ in world.sender.asked] == [1, 2]
-    world.sender.asked[0][1](None)
+    world.finish(0)
     assert world.path("a").exists()
-    world.sender.asked[1][1](None)
+    world.finish(1)
     assert not world.path("a").exists()
 
 
@@ -289,7 +315,7 @@ def test_node_that_ends_waits_for_no_upload_and_says_where_the_files_are(world):
     assert world.files.unsettled() == set()
     ((_, warned),) = world.events
     assert f"the node ends. They are in {world.path('a')} on node one" in warned.text
-    world.sender.asked[0][1](None)  # it was fast enough
+    world.finish(0)  # it was fast enough
     assert os.listdir(world.folder / "trials") == []
 
 
@@ -316,7 +342,7 @@ def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # 
     deep = make_deep(world.path("a"))
 
     world.leave()
-    world.sender.asked[0][1](None)
+    world.finish(0)
     world.disk.settle()
 
     assert not deep.exists()
