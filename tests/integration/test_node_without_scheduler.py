@@ -85,6 +85,18 @@ def test_f08_a_short_silence_ends_nothing(node, scheduler, server, process):
     assert "node.given_up" not in node.log()
 
 
+@pytest.mark.parametrize("node", [NEVER_LOST_S], indirect=True)
+def test_f05_redis_that_answers_and_gives_no_messages_is_waited_for(node, server, process):
+    server.client.replicaof("127.0.0.1", 1)  # no server listens there
+    ends = "consumer.died"
+    eventually(lambda: node.log().count(ends) > 12, within=60, message=node.log)
+    server.client.replicaof("NO", "ONE")
+    ready = node.log().count(ends)
+    eventually(lambda: node.consumer() is not None, message=node.log)
+    assert is_alive(process)
+    assert "node.stop" not in node.log()
+
+
 def test_f03_trials_of_a_farm_without_scheduler_for_too_long_save_and_end(node, scheduler, process):
     scheduler.client.set(redis_keys.SCHEDULER, "1:host:somebody")
     renewals = scheduler.renewals(node.instance_id)

@@ -222,6 +222,8 @@ class ConsumerProcess:
 
     def _count_death(self) -> None:
         self._deaths_in_a_row += 1
+        if self._is_redis_away:  # also one that answers, and refuses to give messages: a replica
+            return
         self._unused_in_a_row += 1
         if self._unused_in_a_row == _MOST_DEATHS:
             # Without a consumer the node receives no command, and its searches would wait for it.
