@@ -173,7 +173,7 @@ class _Page:
         return [max(steps, default=0) for steps in self.steps().values()] == [step] * 6
 
     def log(self) -> str:
-        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*/*.log"))
+        return "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*/**/*.log"))
 
 
 @pytest.fixture

@@ -299,7 +299,7 @@ class Node:
 
     def log(self) -> str:
         """Return its log."""
-        return (self.folder / "node.log").read_text()
+        return (self.folder / "logs" / "node.log").read_text()
 
     def consumers(self) -> int:
         """Return the pid of the consumers' forkserver; the node replaces a dead one.

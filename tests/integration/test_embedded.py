@@ -238,7 +238,7 @@ def test_node_reads_the_prewarm_file_once_and_removes_it():
     environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
-        log = Path(farm.folder, runtime_layout.NODE, "node.log")
+        log = Path(farm.folder, runtime_layout.NODE, "logs", "node.log")
         eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
         assert not os.path.exists(os.path.join(farm.folder, runtime_layout.PREWARM))
     finally:

@@ -351,7 +351,7 @@ def test_trial_processes_write_to_a_local_store_directly(node, scheduler, tmp_pa
     assert keys(scheduler, CheckpointCommitted) == LocalCheckpointStore(store).list_checkpoints()
     assert not scheduler.said(CheckpointWritten)
     assert not (node.folder / "cache").exists()
-    assert not (node.folder / "transfers.log").exists()
+    assert not (node.folder / "logs" / "transfers.log").exists()
 
 
 def test_trial_killed_at_a_failpoint_leaves_no_file(

@@ -204,7 +204,7 @@ def test_code_is_fetched_once_per_node_even_after_a_restart(
 
 
 def fetches(node: Node) -> int:
-    return (node.folder / "transfers.log").read_text().count("transfer=FetchBlob")
+    return (node.folder / "logs" / "transfers.log").read_text().count("transfer=FetchBlob")
 
 
 def is_reported(scheduler: Scheduler, trial: str) -> bool:

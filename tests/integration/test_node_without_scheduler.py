@@ -91,7 +91,6 @@ def test_f05_redis_that_answers_and_gives_no_messages_is_waited_for(node, server
     ends = "consumer.died"
     eventually(lambda: node.log().count(ends) > 12, within=60, message=node.log)
     server.client.replicaof("NO", "ONE")
-    ready = node.log().count(ends)
     eventually(lambda: node.consumer() is not None, message=node.log)
     assert is_alive(process)
     assert "node.stop" not in node.log()

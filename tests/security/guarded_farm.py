@@ -89,7 +89,7 @@ class GuardedFarm:
 
     def story(self) -> str:
         """The worker's output, log and failures."""
-        log = self.folder / "node" / "node.log"
+        log = self.folder / "node" / "logs" / "node.log"
         said = (self.folder / "said").read_text(errors="replace")
         failed = self.scheduler.said(TrialFailed)
         return f"{said}\n{log.read_text() if log.exists() else ''}\n{failed}"

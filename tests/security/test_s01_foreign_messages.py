@@ -86,7 +86,7 @@ def test_s01_foreign_messages_and_pickles_are_rejected_and_delay_nothing(worker,
     worker.rejected(command__unreadable=len(foreign))
     assert not gadget.path.exists()
     assert not scheduler.client.exists("stolen")
-    assert "consumer.died" not in (tmp_path / "work" / "node.log").read_text()
+    assert "consumer.died" not in (tmp_path / "work" / "logs" / "node.log").read_text()
     worker.says("is no task of ours")  # after the message to Redis
     assert worker.said.count("is no task of ours") == 1
 

@@ -1,12 +1,13 @@
 """A node's working folder: its layout, removal of leftovers, and size limits for logs.
 
     lock                    held by the node that works here (a farm's node)
-    node.log, consumer.log, transfers.log, log_scanner.log, forkserver-N.log
+    logs/                   of the node's processes: {node,consumer,transfers,log_scanner}.log, and
+                            forkserver-N.log; trials cannot enter it
+    logs/.outbox-*          spooled events; the node unlinks each file as soon as it is open
     cache/                  copies of checkpoints; managed by `cache_folders`
     blobs/, code/           code, parameters and bundles; managed by `dependencies`
     trials/                 folders of trials whose folders the scheduler cannot read; `unsent-*`
                             could not be sent to the store
-    .outbox-*               spooled events; the node unlinks each file as soon as it is open
 
 A killed node leaves its cache, which the next node reuses, its logs, and perhaps a spool file that
 it had not unlinked yet. Everything that a node writes has a limit:
@@ -18,13 +19,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from tunemq_workers.broker.outbox_spool import is_spool
 from tunemq_workers.logs import output_files
+from tunemq_workers.processes.child_process import log_path
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import own_files
@@ -41,21 +41,13 @@ FORKSERVER_LOGS: Final = 8
 PERIOD_S: Final = 20.0
 
 _SUFFIX: Final = ".log"
-_OWN: Final = re.compile(
-    rf"{LOCK}|(node|consumer|transfers|log_scanner|forkserver-\d+){re.escape(_SUFFIX)}"
-)
 
 _log = logging.getLogger(__name__)
 
 
 def forkserver_log(folder: str, number: int) -> str:
     """Return the log path of a node's ``number``-th forkserver, counted from 1."""
-    return os.path.join(folder, f"forkserver-{(number - 1) % FORKSERVER_LOGS + 1}{_SUFFIX}")
-
-
-def is_own_file(name: str) -> bool:
-    """Return whether the node itself writes files of this name in its working folder."""
-    return bool(_OWN.fullmatch(name)) or is_spool(name)
+    return log_path(folder, f"forkserver-{(number - 1) % FORKSERVER_LOGS + 1}")
 
 
 def remove_leftovers(folder: str) -> int:
@@ -70,7 +62,7 @@ def remove_leftovers(folder: str) -> int:
 
 
 def keep_logs_short(timers: Reactor, disk: DiskJobs, folder: str) -> None:
-    """Cut the logs in a node's working folder that are too long, now and then periodically."""
+    """Cut the logs in a folder that are too long, now and then periodically."""
 
     def again(problem: OSError | None) -> None:
         if problem is not None:
@@ -84,10 +76,17 @@ def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:
     """Cut the logs of a folder that exceed ``limit_bytes``.
 
     Raises:
-        OSError: a log cannot be read or written.
+        OSError: a log cannot be read or written; all others are cut.
     """
+    problem: OSError | None = None
     with own_files():
         for name in os.listdir(folder):
             if name.endswith(_SUFFIX):
-                with suppress(FileNotFoundError):  # the log was removed meanwhile
+                try:
                     output_files.cap(os.path.join(folder, name), limit_bytes)
+                except FileNotFoundError:  # it was removed meanwhile
+                    pass
+                except OSError as error:
+                    problem = error
+    if problem is not None:
+        raise problem

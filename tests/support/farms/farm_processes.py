@@ -216,7 +216,7 @@ class Farm:
         said = [f"--- {one.log.name}\n{one.said[-3000:]}" for one in self.workers.values()]
         nodes = [
             f"--- {path}\n{path.read_text()[-1500:]}"
-            for path in self.folder.glob("worker-*/node.log")
+            for path in self.folder.glob("worker-*/logs/node.log")
         ]
         return "\n" + "\n".join([*said, *nodes])
 

@@ -431,7 +431,11 @@ class FarmService:
         return (self.folder / "head" / "scheduler.log").read_text(errors="replace")
 
     def __str__(self) -> str:
-        logs = [*self.folder.glob("*/*.log"), *self.results.glob("*/experiment.*")]
+        logs = [
+            *self.folder.glob("*/logs/*.log"),
+            *self.folder.glob("*/*.log"),
+            *self.results.glob("*/experiment.*"),
+        ]
         logs += [path for path in self.results.glob("*/*/error.txt") if path.is_file()]
         return "\n" + "\n".join(f"--- {path}\n{path.read_text()[-1500:]}" for path in logs)
 

@@ -96,7 +96,7 @@ class NodeProcess:
 
     def log(self) -> str:
         """What it has written to its log."""
-        path = self.folder / "node.log"
+        path = self.folder / "logs" / "node.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def end(self) -> None:

@@ -80,4 +80,4 @@ def test_logs_are_checked_again_even_if_the_disk_fails(tmp_path: Path, monkeypat
 def test_any_number_of_forkservers_share_a_few_logs() -> None:
     logs = {forkserver_log("/w", number) for number in range(1, 100)}
     assert len(logs) == FORKSERVER_LOGS
-    assert forkserver_log("/w", 1) == "/w/forkserver-1.log"
+    assert forkserver_log("/w", 1) == "/w/logs/forkserver-1.log"

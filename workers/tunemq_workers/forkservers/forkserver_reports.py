@@ -20,12 +20,14 @@ import msgspec
 
 from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
-from tunemq_shared.system.processes import children_of, is_readable
+from tunemq_shared.system.processes import children_of, is_readable, stat_of
 from tunemq_shared.system.stopped_process import StoppedProcessDetector
 from tunemq_workers.processes import forkserver_messages as messages
 
 _HIGHEST_SIGNAL: Final = 64
 _HIGHEST_EXIT_CODE: Final = 255
+#: After this many looks at an ended trial process its forkserver hides that it ended.
+_SILENT_LOOKS: Final = 12
 
 
 class InvalidReport(Exception):
@@ -42,6 +44,7 @@ class _ReportedProcess(msgspec.Struct):
     pid: int | None = None
     pidfd: int | None = None
     has_exited: bool = False
+    silent_looks: int = 0
     stops: StoppedProcessDetector = msgspec.field(default_factory=StoppedProcessDetector)
 
 
@@ -129,6 +132,24 @@ class ReportedProcesses:
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
                     has_continued = True
         return has_continued
+
+    def hidden_end(self) -> str:
+        """Return a trial process whose end the forkserver does not report; empty if there is none.
+
+        A preloaded module can keep it from reporting. Call it every `POLL_INTERVAL_S` seconds.
+        """
+        for name, process in self._processes.items():
+            has_ended = process.pidfd is not None and is_readable(process.pidfd)
+            is_over = has_ended or (process.has_exited and not self._is_clearing())
+            process.silent_looks = process.silent_looks + 1 if is_over else 0
+            if process.silent_looks >= _SILENT_LOOKS:
+                return name
+        return ""
+
+    def _is_clearing(self) -> bool:
+        """Return whether a process that a trial left waits for a disk, and cannot be killed."""
+        children = map(stat_of, children_of(self._forkserver))
+        return any(stat and stat[0] == b"D" for stat in children)
 
     def kill_all(self, within_s: float) -> None:
         """Kill all trial processes, and wait up to ``within_s`` seconds for their end."""
@@ -229,7 +250,7 @@ class ReportedProcesses:
                 raise InvalidReport(f"it reported {report}, and that process runs")
             os.close(process.pidfd)
             process.pidfd = None
-        process.has_exited = True
+        process.has_exited, process.silent_looks = True, 0
 
 
 def _is_an_end(report: messages.ProcessExited) -> bool:

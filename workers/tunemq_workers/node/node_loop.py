@@ -9,6 +9,7 @@ single event leaves at once, and many events travel in large batches.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -41,7 +42,7 @@ from tunemq_workers.logs.output_caps import OutputCaps
 from tunemq_workers.node.key_watch import KeyWatch
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.node.worker_health import WorkerHealth
-from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.processes.child_process import LOGS, ChildProcess
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId
@@ -150,7 +151,10 @@ class NodeLoop:
         )
         self._keys = KeyWatch(signing)
         self._outboxes = Outboxes(
-            MemoryBudget(Spool(folder)), reactor, order=self._publisher.order, header=self._header
+            MemoryBudget(Spool(os.path.join(folder, LOGS))),
+            reactor,
+            order=self._publisher.order,
+            header=self._header,
         )
         emit = self._outboxes.add
         self._checkpoints = CheckpointRequests(

@@ -29,6 +29,7 @@ from tunemq_shared.system.process_control import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.broker.consumer_launcher import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
+from tunemq_workers.processes.child_process import LOGS, log_path
 from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
 
 #: The command that starts a node.
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
         if options.farm or account is not None:
             _prepare_workdir(options, account)
+        os.makedirs(os.path.join(options.workdir, LOGS), mode=0o700, exist_ok=True)
         if options.farm:  # on an embedded farm these variables are the script's
             health = ServiceHealth.of_environment("worker")
     except ConfigError as problem:
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0  # the process that this node belongs to has already ended
     never_unpickle()
     instance_id = os.urandom(8).hex()
-    log = os.path.join(options.workdir, "consumer.log")
+    log = log_path(options.workdir, "consumer")
     start_consumers = partial(start_forkserver, options.redis, instance_id, log)
     consumers = start_consumers()
     # Imported while the forkserver loads Celery.

@@ -45,7 +45,7 @@ from tunemq_workers.node.terminal_log import OneLineFormatter, open_terminal
 from tunemq_workers.node.trial_user_folders import keep_rights
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
 from tunemq_workers.node.worker_health import WorkerHealth
-from tunemq_workers.processes.child_process import ChildProcess, start_child
+from tunemq_workers.processes.child_process import LOGS, ChildProcess, log_path, start_child
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
@@ -101,7 +101,7 @@ def run_node(
     locks = _lock(options, gpus)
     set_name("tunemq-node")
     become_subreaper()
-    work_folder.remove_leftovers(options.workdir)
+    work_folder.remove_leftovers(os.path.join(options.workdir, LOGS))
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
     redis = parse_address(options.redis)  # its certificates may be readable by this user only
@@ -137,7 +137,7 @@ def run_node(
         groups=MemoryCgroups(instance_id),
     )
     start = partial(
-        _start, options, "tunemq_workers.transfers.transfer_process", "transfers.log", STORE_KEYS
+        _start, options, "tunemq_workers.transfers.transfer_process", "transfers", STORE_KEYS
     )
     folder = os.path.abspath(options.workdir)
     meter = GpuMeter(gpus.gpus)
@@ -160,9 +160,7 @@ def run_node(
         limits=limits,
         variables=trial_variables(account, allowed),
         children=children,
-        start_scanner=partial(
-            _start, options, "tunemq_workers.logs.log_scanner", "log_scanner.log"
-        ),
+        start_scanner=partial(_start, options, "tunemq_workers.logs.log_scanner", "log_scanner"),
         start_consumers=start_consumers,
         consumers=consumers,
         signing=signing,
@@ -181,7 +179,7 @@ def run_node(
     _end_without_workdir(watch, reactor, loop, folder, grace_s)
     if prewarmed is not None:
         pool.prewarm(prewarmed)
-    keep_logs_short(reactor, disk, options.workdir)
+    keep_logs_short(reactor, disk, os.path.join(options.workdir, LOGS))
     if account is not None:
         shared = {os.path.join(options.workdir, name) for name in work_folder.OF_TRIALS}
         keep_rights(reactor, disk, shared | {cache})
@@ -261,11 +259,11 @@ def _start(
 ) -> ChildProcess:
     """Start a helper process for trial files, with the rights that trials have."""
     rights = ("--trial-user", options.trial_user) if options.trial_user else ()
-    return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
+    return start_child(module, rights, log_path(options.workdir, log), needs=needs)
 
 
 def _open_log(folder: str) -> None:
-    path = os.path.join(folder, "node.log")
+    path = log_path(folder, "node")
     file = logging.FileHandler(path)
     file.setFormatter(
         OneLineFormatter("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")

@@ -15,10 +15,11 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
+from tunemq_workers.processes.child_process import LOGS
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import UserAccount, own_files
-from tunemq_workers.work_folder import LOCK, is_own_file
+from tunemq_workers.work_folder import LOCK
 
 #: The most time for the account check, which is one import by a cold interpreter.
 _CHECK_S: Final = 60.0
@@ -81,7 +82,7 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> N
 def give_folders(
     account: UserAccount, workdir: str, names: Iterable[str], cache: str | None
 ) -> None:
-    """Give the folders that trials and the node share to the account; make log files private.
+    """Give the folders that trials and the node share to the account; make the logs private.
 
     Args:
         workdir: the node's, after `claim_workdir`.
@@ -93,9 +94,9 @@ def give_folders(
     """
     folders = [os.path.join(workdir, name) for name in names]
     with _refusing():
-        for entry in os.scandir(workdir):
-            if is_own_file(entry.name) and entry.is_file(follow_symlinks=False):
-                os.chmod(entry.path, 0o600)
+        logs = os.path.join(workdir, LOGS)
+        os.makedirs(logs, exist_ok=True)
+        os.chmod(logs, 0o700)
         for folder in folders:
             if _owner(folder) not in (None, account.uid):
                 remove_tree(folder)

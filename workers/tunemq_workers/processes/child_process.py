@@ -11,11 +11,20 @@ import socket
 import sys
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tunemq_shared.system.process_control import is_memory_private
 from tunemq_workers.system.credentials import send_keys, split
 from tunemq_workers.system.trial_user import own_files
+
+#: The folder for logs, in a node's working folder. Only the node's user may enter it: whoever may
+#: rename a file into a folder can keep others who make or open files there waiting.
+LOGS: Final = "logs"
+
+
+def log_path(workdir: str, name: str) -> str:
+    """Return the path of the log of the node's process ``name``."""
+    return os.path.join(workdir, LOGS, f"{name}.log")
 
 
 class ChildProcess(NamedTuple):

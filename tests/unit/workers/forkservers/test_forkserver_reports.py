@@ -294,6 +294,18 @@ def test_reports_of_a_process_that_ended_before_they_were_read_are_accepted(repo
     assert reported.reported_processes.names() == reported.reported_processes.unended() == ["h1"]
 
 
+@pytest.mark.parametrize("hides", ["its exit", "that its tree is gone"])
+def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(reported, victim, hides):
+    processes = reported.reported_processes
+    assert [processes.hidden_end() for _ in range(20)] == [""] * 20
+    victim.kill()
+    victim.wait()
+    if hides != "its exit":
+        assert [processes.hidden_end() for _ in range(11)] == [""] * 11
+        reported.take(encode(ProcessExited("h1", reported.pid, signal.SIGKILL, None)))
+    assert [processes.hidden_end() for _ in range(12)] == [*[""] * 11, "h1"]
+
+
 def test_report_that_a_process_tree_has_ended_is_rejected_while_one_of_it_runs(reported):
     with (
         subprocess.Popen(["sleep", "600"], process_group=0) as trial_process,
