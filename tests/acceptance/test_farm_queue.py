@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.saved_tuners import changed_tuner, saved_fields
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
@@ -223,10 +223,9 @@ def test_killed_scheduler_keeps_its_queue_and_loses_and_repeats_nothing(farm):
 def _replace_version(farm: FarmService, name: str, version: str) -> str:
     """Write another version of TuneMQ into a search's saved tuner; the one before."""
     path = farm.results / name / TUNER_FILE
-    saved = msgspec.msgpack.decode(path.read_bytes())
-    before, saved["tunemq"] = str(saved["tunemq"]), version
-    path.write_bytes(msgspec.msgpack.encode(saved))
-    return before
+    content = path.read_bytes()
+    path.write_bytes(changed_tuner(content, tunemq=version))
+    return str(saved_fields(content)["tunemq"])
 
 
 def test_search_of_another_version_waits_and_continues_when_that_version_is_back(farm):

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import tunemq as tune
+from tests.support.saved_tuners import changed_tuner, saved_fields
 from tests.support.searches.searches import farm_processes
 from tests.support.waiting import eventually
 from tunemq_scheduler.embedded import warm_farms
@@ -342,10 +342,19 @@ def test_restore_reads_what_another_patch_of_the_same_minor_version_wrote(search
 def write_version(searched, field: str, version: str) -> str:
     """Replace a version in the saved tuner; the one before."""
     path = Path(searched.path, TUNER_FILE)
-    kept = msgspec.msgpack.decode(path.read_bytes())
-    before, kept[field] = kept[field], version
-    path.write_bytes(msgspec.msgpack.encode(kept))
-    return before
+    content = path.read_bytes()
+    path.write_bytes(changed_tuner(content, **{field: version}))
+    return saved_fields(content)[field]
+
+
+def test_changed_bit_in_the_saved_tuner_is_found(searched):
+    searched.fit(steps=1)
+    path = Path(searched.path, TUNER_FILE)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged: its checksum .* from a backup"):
+        searched.restore()
 
 
 def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):

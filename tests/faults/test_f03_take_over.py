@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.farms.farm_service import SUPERSEDED, FarmService, Search, farm_service
 from tests.support.keys import key_folder
+from tests.support.saved_tuners import changed_tuner
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER
@@ -215,9 +216,8 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage,
         objects.delete([one.key for one in objects.list("journal/")])
         for key, content in honest.items():
             objects.put_bytes(key, content)
-        planted = msgspec.msgpack.decode(honest["tuner.pkl"])
-        planted["param_space"] = [pickle.dumps(MakesFolder(trace)), ""]
-        objects.put_bytes("tuner.pkl", msgspec.msgpack.encode(planted))
+        space = [pickle.dumps(MakesFolder(trace)), ""]
+        objects.put_bytes("tuner.pkl", changed_tuner(honest["tuner.pkl"], param_space=space))
     start_elsewhere(farm, "--store", storage, *take_over)
     submit_again(farm, "search")
     eventually(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
         ),
         Decoder(
             "saved tuner",
-            lambda data: saved_tuner.read_tuner(str(bench.written(f"t/{_TUNER}", data).parent)),
+            lambda data: _read_tuner(bench, data),
             (ConfigError,),
             _tuners(),
             ("tunemq_scheduler.settings.saved_tuner:read_tuner",),
@@ -279,10 +280,18 @@ def _take_back(bench: Bench, data: bytes) -> None:
     CallbackStates(str(folder), [_Kept()]).take_back()
 
 
+def _read_tuner(bench: Bench, data: bytes) -> None:
+    """Read it as it is, and as one whose checksum fits."""
+    with suppress(ConfigError):
+        saved_tuner.read_tuner(str(bench.written(f"t/{_TUNER}", data).parent))
+    content = saved_tuner.with_sum(data[: -saved_tuner._SUM_BYTES])
+    saved_tuner.read_tuner(str(bench.written(f"t/{_TUNER}", content).parent))
+
+
 def _tuners() -> tuple[bytes, ...]:
     ours = {"version": saved_tuner._VERSION, **saved_tuner._versions()}
     found = [msgspec.msgpack.decode(one) for one in samples_of(saved_tuner.SavedTuner)]
-    return tuple(msgspec.msgpack.encode({**one, **ours}) for one in found)
+    return tuple(saved_tuner.with_sum(msgspec.msgpack.encode({**one, **ours})) for one in found)
 
 
 def _a_run_record() -> bytes:

@@ -49,6 +49,14 @@ def test_script_on_a_redis_that_cannot_save_is_refused_with_what_to_do(
         line.ask([write])
 
 
+def test_write_on_a_redis_without_its_replicas_is_refused_with_what_to_do(
+    line: RedisConnection, server: RedisServer
+):
+    server.client.config_set("min-replicas-to-write", 1)
+    with pytest.raises(RedisRefusesWrites, match=r"too few replicas.*start its replicas"):
+        line.ask([("SET", "key", "")])
+
+
 def test_line_closed_with_a_reply_due_has_no_reply_to_receive(line: RedisConnection):
     line.post([("BLPOP", "nothing", "10")])
     line.close()

@@ -1,13 +1,15 @@
 """Saves a `Tuner` in its experiment's folder, and loads it for `Tuner.restore`.
 
-The file is msgpack. It contains the search space and the two configs, each pickled separately, so
-that the user can supply one that cannot be pickled. Loading them executes code: restore only
-experiments of people whom you trust.
+The file is msgpack, and the SHA-256 of that: one changed bit could make it another search. It
+contains the search space and the two configs, each pickled separately, so that the user can supply
+one that cannot be pickled. Loading them executes code: restore only experiments of people whom you
+trust.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -26,6 +28,7 @@ from tunemq_shared.protocol.conditions import Condition
 
 TUNER_FILE: Final = "tuner.pkl"
 _VERSION: Final = 1
+_SUM_BYTES: Final = hashlib.sha256().digest_size
 
 
 class _PickledField(msgspec.Struct, array_like=True):
@@ -118,7 +121,7 @@ def save_tuner(
     try:
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file:
-            file.write(msgspec.msgpack.encode(saved))
+            file.write(with_sum(msgspec.msgpack.encode(saved)))
             file.flush()
             os.fsync(descriptor)
         failpoint("tuner.before_rename")
@@ -149,7 +152,9 @@ def read_tuner(folder: str) -> SavedTuner:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        found = msgspec.msgpack.decode(data)
+        if with_sum(data[:-_SUM_BYTES]) != data:
+            raise ValueError("its checksum does not fit")
+        found = msgspec.msgpack.decode(data[:-_SUM_BYTES])
         theirs = {name: found[name] for name in ("version", *_versions())}
         for what, ours in {"version": _VERSION, **_versions()}.items():
             if _readable_by(what, theirs[what]) != _readable_by(what, ours):
@@ -158,8 +163,16 @@ def read_tuner(folder: str) -> SavedTuner:
                     f"{_named(what, ours)} does not read. {_remedy(what, theirs)}"
                 )
         return msgspec.convert(found, SavedTuner)
-    except (*UNDECODABLE, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {error}.") from error
+    except (*UNDECODABLE, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is damaged: {error}. Put back this file from a backup; or continue the search "
+            "from its bucket: Tuner.restore(ADDRESS), or tunemq scheduler --take-over ADDRESS."
+        ) from error
+
+
+def with_sum(saved: bytes) -> bytes:
+    """Return the content of the file for an encoded `SavedTuner`."""
+    return saved + hashlib.sha256(saved).digest()
 
 
 def _pickled(value: Any) -> _PickledField:

@@ -110,7 +110,7 @@ def _of_experiments(farm: FarmSnapshot) -> Iterator[Metric]:
     }
     about = "Trials of each running experiment in each state."
     yield _gauge("trials", about, trials, "experiment", "state")
-    about = "1 for each experiment that stands still, and why: failing, silent or version."
+    about = "1 for each experiment that stands still, and why: failing, silent or waiting."
     troubles = dict.fromkeys(farm.troubles.items(), 1)
     yield _gauge("search_trouble", about, troubles, "experiment", "kind")
     waiting = {

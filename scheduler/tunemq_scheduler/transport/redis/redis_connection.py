@@ -37,6 +37,8 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 
 #: In the answer of a Redis that cannot write to its disk; of a script, Redis 6.2 says more before.
 _NO_DISK: Final = "MISCONF"
+#: In the answer of a Redis that must not write without its replicas.
+_TOO_FEW_REPLICAS: Final = "NOREPLICAS"
 
 
 #: A full Redis rejects this command; otherwise it has no effect, also on a missing key.
@@ -215,6 +217,11 @@ class RedisConnection:
                 f" ({no_disk}{why.partition('.')[0]}).",
                 "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that"
                 " its user may write there; its log says why it fails.",
+            )
+        if _TOO_FEW_REPLICAS in said:
+            return RedisRefusesWrites(
+                f"Redis at {self.address} has too few replicas, and refuses orders and results.",
+                "start its replicas, or redis-cli CONFIG SET min-replicas-to-write 0.",
             )
         return TransportError(
             f"Redis at {self.address} refused a command: {said}{rights_fix(rejected)}"
