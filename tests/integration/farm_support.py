@@ -41,7 +41,7 @@ from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.trainable.trainable_blobs import ship
 
 #: The empty folders that stay in a node's working folder: its caches.
-CACHES = frozenset({"cache", "blobs", "code"})
+CACHES = frozenset({"cache", "blobs", "code", "logs"})
 _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
 
 

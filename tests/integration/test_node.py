@@ -444,7 +444,7 @@ def test_output_of_trials_is_kept_below_a_size(server, scheduler, tmp_path):
 
 def test_logs_of_a_node_are_kept_below_a_size(server, scheduler, tmp_path):
     logs = [tmp_path / "node" / "logs" / name for name in ("node.log", "transfers.log")]
-    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "logs").mkdir(parents=True)
     for log in logs:
         log.write_bytes(b"an old line\n" * (work_folder.LIMIT_BYTES // 10))
     node = Node(server, scheduler, tmp_path / "node")
