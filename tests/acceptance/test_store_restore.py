@@ -40,10 +40,10 @@ def train(config):
         tune.report({"loss": config["x"] * step, "began": step}, checkpoint=checkpoint)
 
 
-def searched(folder: Path, address: str) -> tune.ResultGrid:
+def searched(folder: Path, address: str, *, values: tuple[int, ...] = (1, 2)) -> tune.ResultGrid:
     return tune.Tuner(
         train,
-        param_space={"x": tune.grid_search([1, 2]), "fixed": str(folder / "fixed")},
+        param_space={"x": tune.grid_search(list(values)), "fixed": str(folder / "fixed")},
         tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
         run_config=tune.RunConfig(name="search", storage_path=address, verbose=0),
     ).fit()
@@ -101,6 +101,50 @@ def test_restore_does_not_take_an_outdated_folder_for_the_newest(
         objects.delete([key for key in before if key.startswith("journal/")])  # as it says
     again = tune.Tuner.restore(folder, train, resume_errored=True).fit()
     assert [one.metrics["iterations_since_restore"] for one in again] == [2, 2]
+
+
+def test_restore_brings_the_newest_state_to_a_folder_that_was_only_fetched(
+    tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
+) -> None:
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
+    ran = searched(tmp_path, minio.address(bucket, "searches"))
+    place = minio.address(bucket, "searches/search")
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "another machine"))
+    assert tune.Tuner.restore(place, train).get_results().num_errors == 2
+    folder = tmp_path / "another machine" / "search"
+    (folder / "plot.png").touch()  # of the user
+    (tmp_path / "fixed").touch()
+    tune.Tuner.restore(ran.experiment_path, train, resume_errored=True).fit()
+
+    again = tune.Tuner.restore(place, train).get_results()
+
+    assert (again.num_errors, again.experiment_path) == (0, str(folder))
+    assert [len(results_of(one)) for one in again] == [6, 6]
+    assert (folder / "plot.png").exists()
+
+
+def test_restore_does_not_take_a_removed_search_for_the_one_that_got_its_address(
+    tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
+) -> None:
+    (tmp_path / "fixed").touch()
+    place = minio.address(bucket, "searches/search")
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
+    first = searched(tmp_path, minio.address(bucket, "searches"), values=(1, 2, 3))
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "another machine"))
+    fetched = tune.Tuner.restore(place, train).get_results().experiment_path
+    with minio.objects(bucket, "searches/search") as objects:
+        objects.delete([one.key for one in objects.list()])
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "a third machine"))
+    searched(tmp_path, minio.address(bucket, "searches"), values=(7,))
+
+    for machine in ("one machine", "another machine"):
+        monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / machine))
+        (one,) = tune.Tuner.restore(place, train).get_results()
+        assert one.config["x"] == 7
+    for folder in (first.experiment_path, fetched):  # they may be the last ones
+        assert len(tune.Tuner.restore(folder, train).get_results()) == 3
+    with pytest.raises(ConfigError, match="another search took its place"):
+        tune.Tuner.restore(first.experiment_path, train, resume_errored=True).fit()
 
 
 def test_restore_where_another_folder_has_the_name_finds_its_own_folder_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -74,15 +75,17 @@ def test_a_search_without_a_name_gets_that_of_its_trainable(api, server):
     assert handle.name.startswith("search_20")
 
 
-def test_an_attached_search_shows_its_progress_and_returns_its_results(api, server, capsys):
+def test_an_attached_search_shows_its_progress_and_returns_its_results(
+    api, server, capsys, tmp_path
+):
+    # An experiment on a farm leaves the same files behind as one on an embedded farm.
+    ran = Path(tuner(storage_path=str(tmp_path / "elsewhere"), verbose=0).fit().experiment_path)
+    api.queue._ids = {"exp": read_header(ran / FILE_NAME).experiment_id[:5]}
+
     def live():
         eventually(lambda: api.queue.get("exp"))
         api.run("exp")
-        # An experiment on a farm leaves the same files behind as one on an embedded farm.
-        tuner(storage_path=str(api.folder), verbose=0).fit()
-        identity = read_header(api.folder / "exp" / FILE_NAME).experiment_id[:5]
-        with api.lock:
-            api.queue._put(msgspec.structs.replace(api.queue.get("exp"), id=identity))
+        shutil.copytree(ran, api.folder / "exp")
         (api.folder / "exp.log").write_text("2 trials have ended\n")
         api.end("exp", State.FINISHED)
 
@@ -121,7 +124,9 @@ def test_results_in_the_farms_store_are_read_at_the_endpoint_of_the_farm(
     for name, value in minio.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TUNEMQ_S3_ENDPOINT", "http://127.0.0.1:1")
-    tuner(storage_path=minio.address(bucket, "farm"), verbose=0).fit()
+    own = tuner(storage_path=minio.address(bucket, "farm"), verbose=0).fit().experiment_path
+    before = {path: path.read_bytes() for path in Path(own).rglob("*") if path.is_file()}
+    identity = read_header(Path(own, FILE_NAME)).experiment_id[:5]
     handle = tuner().fit(address=server.url, detached=True)
     elsewhere = {"folder": str(tmp_path / "nowhere"), "store": f"s3://{bucket}/farm/exp"}
     detail = msgspec.structs.replace(handle._detail(), **elsewhere)
@@ -130,7 +135,18 @@ def test_results_in_the_farms_store_are_read_at_the_endpoint_of_the_farm(
         FarmClient(server.url).farm(), store=minio.address(bucket, "farm")
     )
     monkeypatch.setattr(FarmClient, "farm", lambda _client: farm)
-    assert handle.get_results().get_best_result().config == {"x": 1}
+    with pytest.raises(
+        TuneError, match=rf"the id of exp on the farm begins with '{detail.experiment.id}'"
+    ):
+        handle.get_results()
+
+    row = msgspec.structs.replace(detail.experiment, id=identity)
+    detail = msgspec.structs.replace(detail, experiment=row)
+    results = handle.get_results()
+    assert results.get_best_result().config == {"x": 1}
+    assert results.experiment_path != own, "a run left that folder, and may continue there"
+    assert handle.get_results().experiment_path == results.experiment_path
+    assert before == {path: path.read_bytes() for path in Path(own).rglob("*") if path.is_file()}
 
 
 def test_unsendable_trainable_is_refused_before_anything_is_queued(api, server):

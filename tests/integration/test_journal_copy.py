@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.stores.object_servers import ObjectServer, running_minio
@@ -24,7 +25,7 @@ from tests.unit.scheduler.journals import (
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment import bring_experiment as bringing
 from tunemq_scheduler.journal import journal_copy
-from tunemq_scheduler.journal.fetch_copy import fetch_journal, is_copy_ahead
+from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
@@ -170,6 +171,21 @@ def test_copy_is_ahead_only_of_an_older_undamaged_journal(
     assert is_copy_ahead(objects, backup, SIGNER)
     objects.delete([one.key for one in objects.list(FILE_NAME) if ".turns/" in one.key][:1])
     assert not is_copy_ahead(objects, backup, SIGNER)
+
+
+def test_copy_of_another_search_has_others_than_a_journal_without_its_first_turns(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    """No turn of the copy can be compared: a snapshot replaced those of the journal."""
+    begun(tmp_path / "first", TURNS, snapshot_before=(4,))
+    header = msgspec.structs.replace(HEADER, experiment_id="another")
+    with Journal.create(tmp_path / "second", header) as journal:
+        copied = JournalCopy(journal, objects, SIGNER)
+        journal.append(TURNS[0])
+        assert copied.close(within_s=60)
+
+    assert has_others(objects, tmp_path / "first", SIGNER)
+    assert not has_others(objects, tmp_path / "second", SIGNER)
 
 
 def copy_of_many_pieces(journal: Journal, objects: ObjectStore, turns: int = 4) -> JournalCopy:

@@ -104,6 +104,9 @@ class ExperimentHandle:
     def get_results(self) -> ResultGrid:
         """Return the results of the experiment's trials so far.
 
+        On another machine than the scheduler's, each call fetches them from the farm's store into
+        the results folder, without checkpoints.
+
         Raises:
             TuneError: this machine cannot read the results; the message says where they are.
         """
@@ -117,7 +120,8 @@ class ExperimentHandle:
                 "which this machine cannot read. Give the farm a store, or run `tunemq show "
                 f"{self.name}`."
             )
-        return results_so_far(restored(place, self._trainable, ResumeOptions()), self._trainable)
+        found = restored(place, self._trainable, ResumeOptions(), read_only=detail.experiment.id)
+        return results_so_far(found, self._trainable)
 
     def attach(self, *, shows: bool) -> ResultGrid:
         """Wait until the experiment has ended, and return its results.

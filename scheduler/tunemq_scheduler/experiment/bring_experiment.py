@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -16,10 +17,11 @@ from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
 from tunemq_scheduler.journal import journal_layout
 from tunemq_scheduler.journal.copied_objects import TUNER
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_layout import FILE_NAME, LOCK
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
 from tunemq_scheduler.storage.run_record import (
+    RECORD,
     RunRecord,
     last_heard,
     read_record,
@@ -42,15 +44,18 @@ _CHECKPOINT: Final = "checkpoint_"
 #: The folder, in an experiment's, to which its journal is fetched.
 _FETCHED: Final = ".fetched"
 _FETCHED_FILE: Final = ".fetched-file"
+#: In `_FETCHED`: the journal that was fetched before.
+_EARLIER: Final = "earlier"
 _log = logging.getLogger(__name__)
 
 
 def bring_experiment(
     address: str, folder: str, message_signer: MessageSigner, record: RunRecord | None = None
 ) -> str:
-    """Copy an experiment without its checkpoints from its store into a folder without a journal.
+    """Copy an experiment without its checkpoints from its store into a folder.
 
-    The journal appears there last, and complete: before, the experiment can be brought again.
+    The journal appears there last, and complete: before, the experiment can be brought again. It
+    replaces one that was only fetched; the journal of a run that happened there stays.
 
     Args:
         address: the experiment's address in the store.
@@ -65,7 +70,7 @@ def bring_experiment(
     Raises:
         ConfigError: there is none at this address.
         StoreError: the store cannot be reached, or the copy cannot be used.
-        JournalError: the journal's copy cannot be used.
+        JournalError: the journal's copy cannot be used, or a run left a journal in the folder.
     """
     os.makedirs(folder, exist_ok=True)
     try:
@@ -95,15 +100,27 @@ def bring_experiment(
         tuner.unlink(missing_ok=True)
     if record is not None:
         write_record(str(fetched), record)
+    target = Path(folder, FILE_NAME)
     try:
-        journal.rename(Path(folder, FILE_NAME))
+        if is_only_fetched(folder):
+            # A run may be about to begin there.
+            with contextlib.closing(JournalLock(target, os.path.basename(folder))):
+                target.rename(fetched / _EARLIER)
+        journal.rename(target)
     except OSError as error:
         raise JournalError(
             f"the journal cannot be brought to {folder}: {error.strerror}; move that folder away."
         ) from error
     journal_layout.sync_folder(Path(folder))
-    fetched.rmdir()
+    remove_tree(fetched)
     return found.lost
+
+
+def is_only_fetched(folder: str) -> bool:
+    """Whether the folder has an experiment of which no run happened there."""
+    journal = Path(folder, FILE_NAME)
+    # A run locks the journal, and leaves the file of the lock behind.
+    return journal.exists() and not any((journal / name).exists() for name in (LOCK, RECORD))
 
 
 def claim_store(address: str, message_signer: MessageSigner) -> RunRecord | None:
@@ -154,8 +171,8 @@ def check_newest_here(address: str, folder: str, message_signer: MessageSigner) 
             return
         shown = without_settings(address)
         raise ConfigError(
-            f"the search in {folder} continued elsewhere since "
-            f"({last_heard(objects, message_signer)}), and {shown} has its newest state: rename "
+            f"the search in {folder} continued elsewhere since, or another search took its place "
+            f"({last_heard(objects, message_signer)}), and {shown} has the newest state: rename "
             f'this folder, and restore from there: Tuner.restore("{shown}", ...). To give up '
             "everything since, remove journal/ there first."
         )

@@ -7,9 +7,11 @@ Some may be replaced; those by which earlier trials were judged may not.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +19,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.experiment.bring_experiment import bring_experiment
+from tunemq_scheduler.experiment.bring_experiment import bring_experiment, is_only_fetched
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions, StopCriteria
-from tunemq_scheduler.journal.fetch_copy import has_others
+from tunemq_scheduler.journal.fetch_copy import copied_id, has_others
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.results.result_grid import ResultGrid
@@ -31,11 +33,12 @@ from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
-from tunemq_scheduler.storage.run_record import last_heard
+from tunemq_scheduler.storage.run_record import last_heard, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
 from tunemq_shared.code.code_by_value import trainable_name
+from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.protocol.messages import BlobRef, Environment
 from tunemq_shared.signing.key_files import journal_signer
@@ -83,6 +86,7 @@ def restored(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
     is_own_code: bool = False,
+    read_only: str | None = None,
 ) -> RestoredExperiment:
     """Find the experiment, and check new arguments against those of the original run.
 
@@ -94,6 +98,9 @@ def restored(
         is_own_code: the search's own code made the arguments anew. The saved search space and seed
             count, as far as they can be loaded: code may make others each time, by the clock or in
             the order of a set, and values without a representation cannot be compared.
+        read_only: the beginning of the id of the experiment whose results are to be read; None: it
+            is to be resumed. From an address they are fetched anew, however often, and never into
+            a folder in which the experiment ran.
 
     Raises:
         ConfigError: there is none, or it cannot resume like this; says why.
@@ -102,7 +109,7 @@ def restored(
     """
     place = os.fspath(path)
     address = canonical_address(place) if is_remote(place) else ""
-    folder = _fetched(address) if address else _local(place)
+    folder = _fetched(address, read_only) if address else _local(place)
     saved = read_tuner(folder)
     header = read_header(Path(folder) / FILE_NAME)
     _check_trainable(trainable, saved)
@@ -232,27 +239,68 @@ def _local(place: str) -> str:
     return os.path.abspath(os.path.expanduser(place.removeprefix("file://")))
 
 
-def _fetched(address: str) -> str:
-    """Return a local folder of the experiment at an address: an existing one, or a new copy."""
+def _fetched(address: str, read_only: str | None) -> str:
+    """Return a local folder of the experiment at an address: an existing one, or a copy.
+
+    A folder in which the experiment ran has its own state. One that was only fetched is outdated as
+    soon as the experiment continues, and is fetched again.
+    """
     check_allowed(address, "Tuner.restore(path)")
     shown = without_settings(address).rstrip("/")
     name = shown.rpartition("/")[2]
     storage = results_folder(None)
-    if here := _newest_folder(storage, name, shown):
-        _check_newest(address, here)
-        return here
-    folder = make_experiment_folder(storage, name, is_new=True)
+    with open_objects(address) as objects:
+        identity = _stored_id(objects)
+        if read_only is not None and identity and not identity.startswith(read_only):
+            raise ConfigError(
+                f"{shown} has the results of experiment {repr_of(identity)}, and the id of {name} "
+                f"on the farm begins with {read_only!r}: another search has used that address "
+                f"({last_heard(objects, journal_signer())}). Read the results on the scheduler's "
+                f"machine, or run `tunemq show {name}`."
+            )
+    folders = _folders(storage, name, shown, identity)
+    here = next(filter(is_only_fetched, folders), "") if identity else ""
+    ran = [folder for folder in folders if not is_only_fetched(folder)]
+    if ran and read_only is None:
+        newest = max(ran, key=lambda folder: recover(Path(folder) / FILE_NAME).turn)
+        _check_newest(address, newest)
+        return newest
+    folder = here or make_experiment_folder(storage, name, is_new=True)
     try:
-        if lost := bring_experiment(address, folder, journal_signer()):
-            _log.warning("%s", lost)
+        with _fetching_alone(folder):
+            lost = bring_experiment(address, folder, journal_signer())
     except BaseException:  # passed on; a partial copy is useless
-        remove_tree(folder)
+        if not here:
+            remove_tree(folder)
         raise
+    if lost:
+        _log.warning("%s", lost)
     return folder
 
 
-def _newest_folder(storage: str, name: str, shown: str) -> str:
-    """Return the folder with the experiment's newest state on this machine; "" if there is none.
+@contextlib.contextmanager
+def _fetching_alone(folder: str) -> Iterator[None]:
+    """Wait until no other process or thread fetches into the folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some file systems lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _stored_id(objects: ObjectStore) -> str:
+    """Return the id of the experiment in a store; "" if it has neither a journal nor a record."""
+    try:
+        return copied_id(objects, journal_signer())
+    except NoSuchObject:
+        record = stored_record(objects, journal_signer())
+        return "" if record is None else record.experiment_id
+
+
+def _folders(storage: str, name: str, shown: str, identity: str) -> list[str]:
+    """Return the folders of this experiment on this machine.
 
     Another experiment may have had the name, so that this one has a number behind it.
     """
@@ -260,8 +308,7 @@ def _newest_folder(storage: str, name: str, shown: str) -> str:
         os.path.join(storage, name),
         *glob.glob(os.path.join(glob.escape(storage), f"{glob.escape(name)}_[0-9]*")),
     ]
-    found = [folder for folder in folders if _is_of(folder, shown)]
-    return max(found, key=lambda folder: recover(Path(folder) / FILE_NAME).turn, default="")
+    return [folder for folder in folders if _is_of(folder, shown, identity)]
 
 
 def _check_newest(address: str, folder: str) -> None:
@@ -280,10 +327,11 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def _is_of(folder: str, shown: str) -> bool:
+def _is_of(folder: str, shown: str, identity: str) -> bool:
     try:
         header = read_header(Path(folder) / FILE_NAME)
     except JournalError:
         return False
     is_same = without_settings(header.store).rstrip("/") == shown
+    is_same = is_same and identity in {"", header.experiment_id}
     return is_same and os.path.isfile(os.path.join(folder, TUNER_FILE))

@@ -100,25 +100,39 @@ def fetch_journal(
     )
 
 
+def copied_id(objects: ObjectStore, message_signer: MessageSigner) -> str:
+    """Return the id of the experiment whose journal's copy this is.
+
+    Raises:
+        NoSuchObject: there is no copy.
+        JournalError: the scheduler did not sign it.
+        StoreError: the store does not answer, or rejects the request.
+    """
+    return _newest(objects, message_signer, CancelToken(_LIST_S)).experiment_id()
+
+
 def has_others(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
     """Whether the copy has turns of another scheduler that the journal in ``folder`` lacks.
 
-    An unusable copy has none.
+    An unusable copy has none; that of another experiment has only such.
 
     Raises:
         JournalError: the journal in the folder cannot be read.
         StoreError: the store does not answer, or rejects the request.
     """
-    ours = recover(folder).turn
+    ours = recover(folder)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
         copied = Path(scratch, FILE_NAME)
         try:
-            last = fetch_journal(objects, copied, message_signer).turn
+            theirs = fetch_journal(objects, copied, message_signer)
         except (NoSuchObject, JournalError):
             return False
-        here, there = _turn(folder, last), _turn(copied, last)
+        if theirs.header.experiment_id != ours.header.experiment_id:
+            return True
+        here, there = _turn(folder, theirs.turn), _turn(copied, theirs.turn)
+        # A snapshot replaced the turn: a copy that is not longer follows its own journal.
         is_same = here is None or there is None or here == there
-    return last > ours or not is_same
+    return theirs.turn > ours.turn or not is_same
 
 
 def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSigner) -> bool:
@@ -165,15 +179,18 @@ def _fetched(
     Args:
         damage: what the previous attempt lacked; if this one lacks the same, it is lost.
     """
+    copy = _newest(objects, message_signer, cancel)
+    scratch.mkdir()
+    return copy.bring(scratch, replay, damage)
+
+
+def _newest(objects: ObjectStore, message_signer: MessageSigner, cancel: CancelToken) -> _Copy:
     openings = _openings(objects, cancel)
     ready = [number for number, files in openings.items() if READY in files]
     if not ready:
         kind = "signed copy" if message_signer.is_signed else "copy"
         raise NoSuchObject(f"there is no {kind} of a journal at {objects.address}.")
-    scratch.mkdir()
-    return _Copy(objects, openings[max(ready)], message_signer, cancel).bring(
-        scratch, replay, damage
-    )
+    return _Copy(objects, openings[max(ready)], message_signer, cancel)
 
 
 def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
@@ -232,6 +249,12 @@ class _Copy:
             if name != READY
         }
 
+    def experiment_id(self) -> str:
+        """Read the experiment's id, which the signatures of all other objects cover."""
+        (ready,) = self.files[READY]
+        self._experiment_id = self._body(ready).decode(errors="replace")
+        return self._experiment_id
+
     def bring(self, folder: Path, replay: ReplayJournal, damage: str) -> str:
         """Write the needed files into the folder; return which parts are lost.
 
@@ -245,8 +268,7 @@ class _Copy:
             _Damaged: other parts are damaged than in the previous attempt.
             JournalError: nothing can be used, or the scheduler did not sign it.
         """
-        (ready,) = self.files[READY]
-        self._experiment_id = self._body(ready).decode(errors="replace")
+        self.experiment_id()
         found = self._lacks()
         if not found:
             self._write(folder, self._wanted())
@@ -264,8 +286,8 @@ class _Copy:
             lost = _told(found, _salvaged(folder, found, replay))
         if (owner := recover(folder).header.experiment_id) != self._experiment_id:
             raise JournalError(
-                f"the copy of a journal is damaged: {ready.key} is of experiment "
-                f"{self._experiment_id}, and the journal beside it of {owner}."
+                f"the copy of a journal at {self.objects.address} is damaged: its `{READY}` is of "
+                f"experiment {self._experiment_id}, and the journal beside it of {owner}."
             )
         return lost
 

@@ -1,0 +1,71 @@
+"""A script on another machine than the scheduler's reads the results of a farm's search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tunemq as tune
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.searches.chain import chain
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.experiment_handle import ExperimentHandle
+from tunemq_shared.base.errors import TuneError
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def farm(
+    tmp_path: Path, minio: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FarmService]:
+    for name, value in minio.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "laptop" / "tunemq_results"))
+    with farm_service(tmp_path, starts=False) as farm:
+        farm.of_home = dict.fromkeys(("head", "laptop", "one"), minio.environ)
+        farm.start_scheduler("--store", f"s3://{bucket}/searches")
+        farm.add_worker("one")
+        yield farm
+
+
+def handle_of(farm: FarmService, name: str) -> ExperimentHandle:
+    """A handle as `Tuner.fit` returns it, on a machine without the scheduler's folders."""
+    handle = ExperimentHandle(farm.url, name, chain)
+    detail = handle._detail
+    elsewhere = {"folder": str(farm.folder / "not here")}
+    handle._detail = lambda: msgspec.structs.replace(detail(), **elsewhere)
+    return handle
+
+
+def steps_of(results: tune.ResultGrid) -> list[int]:
+    return [len(one.history) for one in results]
+
+
+def test_results_so_far_can_be_read_again_and_again(farm: FarmService) -> None:
+    farm.submit(Search(name="search", trials=2, steps=20, save_every=5, has_gate=True))
+    handle = handle_of(farm, "search")
+    folders = set()
+    for steps in (5, 10, 20):
+        farm.open_gate("search", steps)
+
+        def has_them(steps: int = steps) -> bool:
+            try:
+                results = handle.get_results()
+            except TuneError as error:
+                if re.search("not copied there yet|cannot read. Give the farm", str(error)):
+                    return False  # nothing of it is in the store yet
+                raise
+            folders.add(results.experiment_path)
+            return [one.metrics.get("training_iteration") for one in results] == [steps] * 2
+
+        eventually(has_them, within=60, message=lambda: str(farm))
+    assert handle.wait(60).is_over
+    results = handle.get_results()
+    assert steps_of(results) == [20, 20]
+    assert folders == {str(farm.folder / "laptop" / "tunemq_results" / "search")}
