@@ -36,7 +36,7 @@ def farm(
 
 def handle_of(farm: FarmService, name: str) -> ExperimentHandle:
     """A handle as `Tuner.fit` returns it, on a machine without the scheduler's folders."""
-    handle = ExperimentHandle(farm.url, name, chain)
+    handle = ExperimentHandle(farm.url, name, chain, farm.rows()[name].id)
     detail = handle._detail
     elsewhere = {"folder": str(farm.folder / "not here")}
     handle._detail = lambda: msgspec.structs.replace(detail(), **elsewhere)
@@ -69,3 +69,27 @@ def test_results_so_far_can_be_read_again_and_again(farm: FarmService) -> None:
     results = handle.get_results()
     assert steps_of(results) == [20, 20]
     assert folders == {str(farm.folder / "laptop" / "tunemq_results" / "search")}
+
+
+def test_handle_and_fetched_folder_of_a_removed_search_are_not_those_of_its_successor(
+    farm: FarmService,
+) -> None:
+    farm.submit(Search(name="search", trials=3, steps=5))
+    handle = handle_of(farm, "search")
+    assert handle.wait(60).is_over
+    assert steps_of(handle.get_results()) == [5, 5, 5]
+    farm.tunemq("rm", "--files", "--yes", "search")
+    with pytest.raises(TuneError, match="search"):
+        handle.status()
+    script = farm.folder / "laptop" / "search" / "search.py"
+    script.write_text(script.read_text().replace("range(3)", "range(1)"))
+    farm.tunemq("submit", str(script), "--name", "search", "--detach")
+
+    for use in (handle.status, handle.stop, handle.pause, handle.get_results):
+        with pytest.raises(TuneError, match="no longer has this experiment"):
+            use()
+    with pytest.raises(TuneError, match="no longer has this experiment"):
+        handle.attach(shows=False)
+    second = handle_of(farm, "search")
+    assert second.wait(60).name == "FINISHED"
+    assert steps_of(second.get_results()) == [5]

@@ -45,11 +45,14 @@ class ExperimentHandle:
         address: the URL of the farm's Redis.
         name: the experiment's name on the farm.
         trainable: the experiment's trainable.
+        identity: the experiment's id, which a later one of this name does not have; empty accepts
+            any experiment of this name.
     """
 
-    def __init__(self, address: str, name: str, trainable: Any) -> None:
+    def __init__(self, address: str, name: str, trainable: Any, identity: str = "") -> None:
         self.address = address
         self.name = name
+        self._id = identity
         self._trainable = trainable
 
     def __repr__(self) -> str:
@@ -65,15 +68,15 @@ class ExperimentHandle:
 
     def stop(self) -> str:
         """Stop the experiment after saving its trials; return a message that says what happens."""
-        return self._have(StopExperiment(name=self.name))
+        return self._have(StopExperiment(name=self.name, id=self._id))
 
     def pause(self) -> str:
         """Pause the experiment and free its slots; return a message that says what happens."""
-        return self._have(PauseExperiment(name=self.name))
+        return self._have(PauseExperiment(name=self.name, id=self._id))
 
     def resume(self) -> str:
         """Resume the experiment; return a message that says what happens."""
-        return self._have(ResumeExperiment(name=self.name))
+        return self._have(ResumeExperiment(name=self.name, id=self._id))
 
     def wait(self, timeout_s: float | None = None) -> ExperimentState:
         """Wait until the experiment has ended, across restarts of the farm's scheduler.
@@ -137,7 +140,11 @@ class ExperimentHandle:
         try:
             with FarmClient(self.address) as client:
                 page = follow(
-                    client, self.name, show=_show if shows else lambda _data: None, tell=_tell
+                    client,
+                    self.name,
+                    identity=self._id,
+                    show=_show if shows else lambda _data: None,
+                    tell=_tell,
                 )
         except KeyboardInterrupt:
             _tell(
@@ -154,7 +161,8 @@ class ExperimentHandle:
 
     def _detail(self) -> ExperimentDetail:
         with FarmClient(self.address) as client:
-            return client.ask(ShowExperiment(name=self.name, trials=0), ExperimentDetail)
+            request = ShowExperiment(name=self.name, id=self._id, trials=0)
+            return client.ask(request, ExperimentDetail)
 
     def _readable(self, detail: ExperimentDetail, store: str) -> str | None:
         """Return the folder if it exists here and holds the same experiment; else the store.

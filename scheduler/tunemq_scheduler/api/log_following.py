@@ -17,7 +17,7 @@ _RETRY_S: Final = 1.0
 
 
 def log_pages(
-    client: FarmClient, name: str, trial: str = "", *, offset: int = 0
+    client: FarmClient, name: str, trial: str = "", *, offset: int = 0, identity: str = ""
 ) -> Iterator[LogPage]:
     """Yield the pages of a log as it is now, at least one.
 
@@ -26,7 +26,8 @@ def log_pages(
     """
     while True:
         page = client.ask(
-            ReadLog(name=name, trial=trial, offset=offset, limit=MAX_PAGE_BYTES), LogPage
+            ReadLog(name=name, id=identity, trial=trial, offset=offset, limit=MAX_PAGE_BYTES),
+            LogPage,
         )
         yield page
         if page.end >= page.size or not page.data:
@@ -40,12 +41,14 @@ def follow(
     trial: str = "",
     *,
     offset: int = 0,
+    identity: str = "",
     show: Callable[[bytes], None],
     tell: Callable[[str], None],
 ) -> LogPage:
     """Show a log as it grows; return its last page once it is complete.
 
     Args:
+        identity: the experiment's id; a later one of this name is an error. Empty if unknown.
         show: receives the log's bytes.
         tell: receives a message when the farm becomes unreachable, and when it is reachable again.
 
@@ -57,7 +60,7 @@ def follow(
     is_first, is_away = True, False
     while True:
         try:
-            for page in log_pages(client, name, trial, offset=offset):
+            for page in log_pages(client, name, trial, offset=offset, identity=identity):
                 if is_away:
                     is_away = False
                     tell("The farm answers again.")

@@ -257,7 +257,7 @@ class Tuner:
         )
         with FarmClient(address) as client:
             submitted = submit_pickled(client, pickled, submit_options, prepared.trainable_name)
-        return ExperimentHandle(address, submitted.name, self._trainable)
+        return ExperimentHandle(address, submitted.name, self._trainable, submitted.id)
 
     def _experiment(self) -> Experiment:
         space, tune, run = self._param_space, self._tune_config, self._run_config

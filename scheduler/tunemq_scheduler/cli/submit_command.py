@@ -139,7 +139,7 @@ def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bo
         out.flush()
 
     try:
-        page: LogPage = follow(client, name, show=show, tell=tell)
+        page: LogPage = follow(client, name, identity=submitted.id, show=show, tell=tell)
     except KeyboardInterrupt:
         tell(
             f"{name} continues. Follow it with: tunemq logs -f {name}; stop it with: tunemq "
@@ -147,7 +147,7 @@ def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bo
         )
         return 130
     if is_json:
-        write_json(client.ask(ShowExperiment(name=name), ExperimentDetail))
+        write_json(client.ask(ShowExperiment(name=name, id=submitted.id), ExperimentDetail))
     tell(f"{name} is {page.state}" + (f": {page.reason}" if page.reason else ""))
     return 0 if page.state is ExperimentState.FINISHED else EXIT_REJECTED
 

@@ -98,18 +98,28 @@ class ListExperiments(FarmRequest, frozen=True, kw_only=True, tag="ls"):
     is_all: bool = True
 
 
-class ShowExperiment(FarmRequest, frozen=True, kw_only=True, tag="show"):
+class ExperimentRequest(FarmRequest, frozen=True, kw_only=True):
+    """A request about one experiment.
+
+    Attributes:
+        id: Its id, which a later experiment of this name does not have; empty if unknown.
+    """
+
+    name: str
+    id: str = ""
+
+
+class ShowExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="show"):
     """Show the state of an experiment and of its trials.
 
     Attributes:
         trials: The most rows of trials; running ones first, then the newest.
     """
 
-    name: str
     trials: int = 100
 
 
-class ReadLog(FarmRequest, frozen=True, kw_only=True, tag="logs"):
+class ReadLog(ExperimentRequest, frozen=True, kw_only=True, tag="logs"):
     """Read a page of what an experiment, or one of its trials, printed.
 
     Attributes:
@@ -118,29 +128,23 @@ class ReadLog(FarmRequest, frozen=True, kw_only=True, tag="logs"):
         limit: The most bytes; at most `MAX_PAGE_BYTES`.
     """
 
-    name: str
     trial: str = ""
     offset: int = 0
     limit: int = MAX_PAGE_BYTES
 
 
-class StopExperiment(FarmRequest, frozen=True, kw_only=True, tag="stop"):
+class StopExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="stop"):
     """Stop an experiment, or one trial of it; its state is saved."""
 
-    name: str
     trial: str = ""
 
 
-class PauseExperiment(FarmRequest, frozen=True, kw_only=True, tag="pause"):
+class PauseExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="pause"):
     """Pause an experiment and free its slots."""
 
-    name: str
 
-
-class ResumeExperiment(FarmRequest, frozen=True, kw_only=True, tag="resume"):
+class ResumeExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="resume"):
     """Continue an experiment that was paused, was stopped, or failed."""
-
-    name: str
 
 
 class RetryTrials(FarmRequest, frozen=True, kw_only=True, tag="retry"):

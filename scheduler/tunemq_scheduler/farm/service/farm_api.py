@@ -141,7 +141,7 @@ class FarmApi:
         self, request: r.ShowExperiment, _caller: RequestCaller
     ) -> MaybeLater[a.ExperimentDetail]:
         """Return an experiment's row, and details from its process."""
-        name = self._entry(request.name).name
+        name = self._entry(request.name, request.id).name
         found = self._experiments.detail(name, max(0, min(request.trials, _MOST_TRIALS)))
 
         def with_row(detail: a.ExperimentDetail) -> a.ExperimentDetail:
@@ -155,7 +155,7 @@ class FarmApi:
 
     def read_log(self, request: r.ReadLog, _caller: RequestCaller) -> a.LogPage:
         """Return a page of a log file."""
-        entry = self._entry(request.name)
+        entry = self._entry(request.name, request.id)
         path = self._experiments.log(entry.name, request.trial)
         page = read_page(path, request.offset, request.limit)
         return a.LogPage(
@@ -170,7 +170,7 @@ class FarmApi:
 
     def stop(self, request: r.StopExperiment, caller: RequestCaller) -> MaybeLater[a.RequestDone]:
         """Stop a running experiment or trial; a waiting experiment stops at once."""
-        entry = self._entry(request.name)
+        entry = self._entry(request.name, request.id)
         reason = f"stopped by {caller.owner}"
         if request.trial:
             if not self._experiments.has(entry.name):
@@ -198,7 +198,7 @@ class FarmApi:
 
     def pause(self, request: r.PauseExperiment, caller: RequestCaller) -> a.RequestDone:
         """Take an experiment's slots or its place in the queue."""
-        entry = self._entry(request.name)
+        entry = self._entry(request.name, request.id)
         if entry.state is State.PAUSED:
             return _done(entry, "is PAUSED already")
         self._may(entry, State.PAUSED, "paused")
@@ -211,7 +211,7 @@ class FarmApi:
 
     def resume(self, request: r.ResumeExperiment, caller: RequestCaller) -> a.RequestDone:
         """Give an experiment slots or a place in the queue again."""
-        entry = self._entry(request.name)
+        entry = self._entry(request.name, request.id)
         reason = f"resumed by {caller.owner}"
         if entry.state in {State.RUNNING, State.QUEUED}:
             return _done(entry, f"is {entry.state} already")
@@ -362,10 +362,15 @@ class FarmApi:
             position=self._queue.ahead_of(entry) if entry.state is State.QUEUED else None,
         )
 
-    def _entry(self, name: str) -> QueueEntry:
+    def _entry(self, name: str, identity: str = "") -> QueueEntry:
         entry = self._queue.get(name)
         if entry is None:
             raise unknown_name("experiment", name, (one.name for one in self._queue.all()))
+        if identity not in {"", entry.id} and not entry.is_damaged:
+            raise ConfigError(
+                f"the farm no longer has this experiment {name}: it was removed, and {entry.owner} "
+                f"submitted another one under its name. See that one with: tunemq show {name}."
+            )
         return entry
 
     def _node(self, name: str, others: Collection[str] = ()) -> str:
