@@ -1,4 +1,4 @@
-"""Changes the settings in a saved tuner, as nobody but a test does."""
+"""Changes the settings in a saved tuner, which only tests do."""
 
 from __future__ import annotations
 

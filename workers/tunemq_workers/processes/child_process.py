@@ -17,8 +17,8 @@ from tunemq_shared.system.process_control import is_memory_private
 from tunemq_workers.system.credentials import send_keys, split
 from tunemq_workers.system.trial_user import own_files
 
-#: The folder for logs, in a node's working folder. Only the node's user may enter it: whoever may
-#: rename a file into a folder can keep others who make or open files there waiting.
+#: The folder for logs, in a node's working folder. Only the node's user may enter it: a user that
+#: may rename a file into a folder can keep others who make or open files there waiting.
 LOGS: Final = "logs"
 
 
