@@ -237,8 +237,8 @@ class ForkserverClient:
             problem = "it was stopped (SIGSTOP or a debugger); check that no trial does that"
         elif self._silent_looks >= _SILENT_LOOKS:
             problem = f"it did not answer for {_SILENT_LOOKS * POLL_INTERVAL_S:g} s"
-        elif hidden := self._processes.hidden_end():
-            problem = f"it did not report the end of trial process {hidden}"
+        elif hidden := self._processes.hidden():
+            problem = f"it did not report {hidden}; check that no preloaded module prevents that"
         elif not self.is_ready and self._starting_s > self._ready_within_s:
             is_unusable = True
             problem = f"it was not ready after {self._starting_s:g} s"

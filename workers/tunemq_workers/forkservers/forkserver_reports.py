@@ -26,8 +26,10 @@ from tunemq_workers.processes import forkserver_messages as messages
 
 _HIGHEST_SIGNAL: Final = 64
 _HIGHEST_EXIT_CODE: Final = 255
-#: After this many looks at an ended trial process its forkserver hides that it ended.
+#: After this many looks a forkserver hides that it does not fork a trial process, or that one has
+#: ended; and after this many, while a process that is left waits for a disk.
 _SILENT_LOOKS: Final = 12
+_SILENT_LOOKS_AT_MOST: Final = 120
 
 
 class InvalidReport(Exception):
@@ -133,17 +135,28 @@ class ReportedProcesses:
                     has_continued = True
         return has_continued
 
-    def hidden_end(self) -> str:
-        """Return a trial process whose end the forkserver does not report; empty if there is none.
+    def hidden(self) -> str:
+        """Return what the forkserver should have reported of a trial process; empty if nothing.
 
-        A preloaded module can keep it from reporting. Call it every `POLL_INTERVAL_S` seconds.
+        A preloaded module can keep it from forking and reporting. Call it every `POLL_INTERVAL_S`
+        seconds.
         """
         for name, process in self._processes.items():
-            has_ended = process.pidfd is not None and is_readable(process.pidfd)
-            is_over = has_ended or (process.has_exited and not self._is_clearing())
-            process.silent_looks = process.silent_looks + 1 if is_over else 0
-            if process.silent_looks >= _SILENT_LOOKS:
-                return name
+            longest = _SILENT_LOOKS
+            if process.has_exited:
+                due = "all that it left has ended"
+                if self._is_clearing():
+                    longest = _SILENT_LOOKS_AT_MOST
+            elif process.pid is None and self.is_ready:
+                due = "it was forked"
+            elif process.pidfd is not None and is_readable(process.pidfd):
+                due = "it has ended"
+            else:
+                process.silent_looks = 0
+                continue
+            process.silent_looks += 1
+            if process.silent_looks >= longest:
+                return f"of trial process {name} that {due}"
         return ""
 
     def _is_clearing(self) -> bool:
@@ -199,7 +212,7 @@ class ReportedProcesses:
             raise InvalidReport(f"it reported process {pid} as one that was there before")
         if any(other.pid == pid and not other.has_exited for other in self._processes.values()):
             raise InvalidReport(f"it reported process {pid} as two trial processes")
-        process.pid = pid
+        process.pid, process.silent_looks = pid, 0
         try:
             self._examine(process)
         except ProcessMismatch as problem:

@@ -294,16 +294,39 @@ def test_reports_of_a_process_that_ended_before_they_were_read_are_accepted(repo
     assert reported.reported_processes.names() == reported.reported_processes.unended() == ["h1"]
 
 
-@pytest.mark.parametrize("hides", ["its exit", "that its tree is gone"])
-def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(reported, victim, hides):
-    processes = reported.reported_processes
-    assert [processes.hidden_end() for _ in range(20)] == [""] * 20
+def looks(reported: Reported, number: int = 1000) -> tuple[int, str]:
+    """Look until something is hidden, at most so many times; return how often, and what."""
+    for n in range(1, number + 1):
+        if hidden := reported.reported_processes.hidden():
+            return n, hidden
+    return number, ""
+
+
+def test_forkserver_that_does_not_fork_is_found(reported):
+    assert looks(reported) == (12, "of trial process h2 that it was forked")
+
+
+@pytest.mark.parametrize("hides", ["its end", "that its tree is gone", "a process that waits"])
+def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(
+    reported, victim, hides, monkeypatch
+):
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    reported.take(encode(ProcessForked("h2", gone.pid)))
+    reported.take(encode(ProcessExited("h2", gone.pid, None, 0)))
+    reported.take(encode(ProcessTreeGone("h2")))
+    assert looks(reported) == (1000, "")
     victim.kill()
     victim.wait()
-    if hides != "its exit":
-        assert [processes.hidden_end() for _ in range(11)] == [""] * 11
-        reported.take(encode(ProcessExited("h1", reported.pid, signal.SIGKILL, None)))
-    assert [processes.hidden_end() for _ in range(12)] == [*[""] * 11, "h1"]
+    if hides == "its end":
+        assert looks(reported) == (12, "of trial process h1 that it has ended")
+        return
+    assert looks(reported, 11) == (11, "")
+    reported.take(encode(ProcessExited("h1", reported.pid, signal.SIGKILL, None)))
+    if hides == "a process that waits":
+        monkeypatch.setattr(ReportedProcesses, "_is_clearing", lambda _: True)
+    longest = 12 if hides == "that its tree is gone" else 120
+    assert looks(reported) == (longest, "of trial process h1 that all that it left has ended")
 
 
 def test_report_that_a_process_tree_has_ended_is_rejected_while_one_of_it_runs(reported):
