@@ -19,13 +19,16 @@ _CHUNK: Final = 2**20
 class FollowedFile:
     """The JSON objects in a file, as a program appends them.
 
-    An existing file, from an earlier attempt, is renamed, so that nothing is read twice.
+    An existing file, from an earlier attempt, is renamed, so that nothing is read twice. A program
+    may write all lines anew each time: those that were read before are skipped.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._splitter = LineSplitter()
         self._offset = self._lines = 0
+        #: The hashes of the lines that were read, in their order.
+        self._read_before: list[int] = []
         self._put_aside()
 
     def _put_aside(self) -> None:
@@ -62,7 +65,13 @@ class FollowedFile:
 
     def _objects(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
+            place, found = self._lines, hash(line)
             self._lines += 1
+            if place < len(self._read_before):
+                if self._read_before[place] == found:
+                    continue
+                del self._read_before[place:]  # the file has other lines from here on
+            self._read_before.append(found)
             if line.strip():
                 yield self._read(line)
 

@@ -15,9 +15,11 @@ from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.protocol.conditions import lookup
 
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-#: Names may be quoted, so that printed Python dicts work too.
+#: Names may be quoted, so that printed Python dicts work too. A comma before a digit may divide
+#: thousands, or mark the decimals: such a number is none.
 _PAIR: Final = re.compile(
-    rf"""(?<![\w./:@-])['"]?([^\W\d][\w./-]*)['"]?\s*[=:]\s*({_NUMBER})(?!\w|\.\d)""", re.IGNORECASE
+    rf"""(?<![\w./:@-])['"]?([^\W\d][\w./-]*)['"]?\s*[=:]\s*({_NUMBER})(?!\w|[.,]\d)""",
+    re.IGNORECASE,
 )
 _WHOLE: Final = re.compile(r"[-+]?\d{1,18}")
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -1,8 +1,8 @@
 """`ProgramResultReader`: reads a program's results in its own thread.
 
-So the program can print while its checkpoint is saved, and a checkpoint is taken at the moment when
-its result is printed. Results wait in a queue for the thread that runs the trial; when the queue is
-full, the program waits.
+So the program can print while its checkpoint is saved or the scheduler is away, and a checkpoint is
+taken at the moment when its result is printed. Results wait for the thread that runs the trial. If
+many wait, only the newest of them keeps its checkpoint; if very many do, the program waits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import queue
 import selectors
 import socket
 import threading
+from collections import deque
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from tunemq_shared.base.errors import TrainableError
+from tunemq_shared.checkpoints.checkpoint_folders import remove
 from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
 from tunemq_shared.executables.followed_file import FollowedFile
 from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines
@@ -25,7 +27,9 @@ from tunemq_shared.protocol.conditions import lookup
 
 #: Seconds between two reads of a file.
 _POLL_INTERVAL_S: Final = 0.1
-_WAITING: Final = 256
+#: How many results may wait with their checkpoints, and how many may wait at all.
+_WAITING_WITH_FILES: Final = 64
+_WAITING: Final = 20_000
 _CHUNK: Final = 65536
 
 
@@ -63,8 +67,11 @@ class ProgramResultReader:
         self._stdout, self._ended, self._sources = stdout, ended, sources
         self._splitter = LineSplitter()
         self._printed_results = self._called = False
-        self._findings: queue.Queue[ProgramResult | Exception | None] = queue.Queue(_WAITING)
-        self._is_over = threading.Event()
+        self._changed = threading.Condition()
+        self._findings: deque[ProgramResult | Exception | None] = deque()
+        self._is_over = False
+        #: Whether results were dropped, because very many were printed while the program ended.
+        self.has_dropped = False
         self._thread = threading.Thread(target=self._run, name="tunemq-intake", daemon=True)
         os.set_blocking(stdout, False)
         self._thread.start()
@@ -76,26 +83,31 @@ class ProgramResultReader:
             queue.Empty: There was no result within ``timeout_s`` seconds.
             TuneError: The program's output or call is invalid.
         """
-        found = self._findings.get(timeout=timeout_s)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._findings, timeout_s):
+                raise queue.Empty
+            found = self._findings.popleft()
+            self._changed.notify_all()
         if isinstance(found, Exception):
             raise found
         return found
 
-    def discard(self) -> None:
-        """Keep reading, so that the program can print while it ends, but drop results."""
-        self._is_over.set()
-        while True:
-            try:
-                found = self._findings.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(found, ProgramResult) and found.call is not None:
-                found.call.close()
+    def end_calls(self) -> None:
+        """Answer no ``tunemq report`` call any more, so that the program can end."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+            for found in self._findings:
+                _close_call(found)
 
-    def join(self) -> None:
-        """Wait until all output is read; the program must have ended."""
+    def join(self) -> list[ProgramResult]:
+        """Wait until all output is read, and return the printed results that were not taken.
+
+        The program must have ended.
+        """
         self._thread.join()
-        self.discard()
+        left = [found for found in self._findings if isinstance(found, ProgramResult)]
+        return [found for found in left if found.call is None]
 
     # --- in the thread ----------------------------------------------------------------------------
 
@@ -124,8 +136,7 @@ class ProgramResultReader:
         left = fcntl.fcntl(self._stdout, fcntl.F_GETPIPE_SZ)
         while left > 0 and (piece := self._read_stdout()):
             left -= len(piece)
-        for line in self._splitter.last():
-            self._take_line(line)
+        self._take_lines(self._splitter.last())
         self._look_at_file(is_last=True)
 
     def _read_stdout(self) -> bytes | None:
@@ -135,24 +146,33 @@ class ProgramResultReader:
         except BlockingIOError:
             return None
         _copy(piece)
-        for line in self._splitter.split(piece):
-            self._take_line(line)
+        self._take_lines(self._splitter.split(piece))
         return piece
 
-    def _take_line(self, line: bytes) -> None:
-        lines = self._sources.lines
-        metrics = lines.result_in(line) if lines is not None and not self._called else None
-        if metrics is not None:
-            self._printed_results = True
-            self._put(ProgramResult(metrics, self._sources.inbox.take()))
+    def _take_lines(self, lines: list[bytes]) -> None:
+        source = self._sources.lines
+        if source is not None and not self._called:
+            found = map(source.result_in, lines)
+            self._take_printed([metrics for metrics in found if metrics is not None])
+
+    def _take_printed(self, results: list[dict[str, Any]]) -> None:
+        """Take results that were printed one after another; the checkpoint is that of the last."""
+        if not results:
+            return
+        self._printed_results = True
+        taken = self._sources.inbox.take()
+        for metrics in results[:-1]:
+            self._put(ProgramResult(metrics, None))
+        self._put(ProgramResult(results[-1], taken))
 
     def _look_at_file(self, *, is_last: bool = False) -> None:
         if self._sources.file is None:
             return
-        for metrics in self._sources.file.new_objects(is_last=is_last):
-            if all(lookup(metrics, name) is not None for name in self._sources.expected):
-                self._printed_results = True
-                self._put(ProgramResult(metrics, self._sources.inbox.take()))
+        found = self._sources.file.new_objects(is_last=is_last)
+        self._take_printed([metrics for metrics in found if self._is_result(metrics)])
+
+    def _is_result(self, metrics: dict[str, Any]) -> bool:
+        return all(lookup(metrics, name) is not None for name in self._sources.expected)
 
     def _take_call(self) -> None:
         line, _ = self._sources.listener.accept()
@@ -174,14 +194,32 @@ class ProgramResultReader:
         self._put(ProgramResult(call.metrics, taken, call))
 
     def _put(self, found: ProgramResult | Exception | None) -> None:
-        while not self._is_over.is_set():
-            try:
-                self._findings.put(found, timeout=_POLL_INTERVAL_S)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._findings) < _WAITING or self._is_over)
+            if self._is_over:
+                _close_call(found)
+                if len(self._findings) >= _WAITING:
+                    self.has_dropped = True
+                    return
+            if isinstance(found, ProgramResult) and found.checkpoint is not None:
+                self._spare_room()
+            self._findings.append(found)
+            self._changed.notify_all()
+
+    def _spare_room(self) -> None:
+        """Remove the checkpoint of a result that waits behind many others: a newer one follows."""
+        for place in range(len(self._findings) - 1, _WAITING_WITH_FILES, -1):
+            found = self._findings[place]
+            if isinstance(found, ProgramResult) and found.checkpoint is not None:
+                if self._sources.inbox.is_ours(found.checkpoint):
+                    remove(found.checkpoint)
+                self._findings[place] = found._replace(checkpoint=None)
                 return
-            except queue.Full:
-                continue
-        if isinstance(found, ProgramResult) and found.call is not None:
-            found.call.close()
+
+
+def _close_call(found: ProgramResult | Exception | None) -> None:
+    if isinstance(found, ProgramResult) and found.call is not None:
+        found.call.close()
 
 
 def _copy(piece: bytes) -> None:

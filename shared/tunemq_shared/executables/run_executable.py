@@ -129,10 +129,9 @@ class _TrialAttempt:
             try:
                 self._report_all(result_reader)
             finally:
-                result_reader.discard()
+                result_reader.end_calls()
                 code = program.end(max(_LEAST_GRACE_S, session.start.stop_grace_s - _OWN_S))
-                result_reader.join()
-                self._keep_last(code)
+                self._keep_last(result_reader, code)
             program.check()
         if expected and not session.progress.iteration:
             raise MetricError(self._without_result(expected, lines))
@@ -169,20 +168,33 @@ class _TrialAttempt:
             if folder is not None and self._inbox.is_ours(folder):
                 remove(folder)
 
-    def _keep_last(self, code: int) -> None:
-        """Save a checkpoint that was written after the last result.
+    def _keep_last(self, result_reader: ProgramResultReader, code: int) -> None:
+        """Report what the program printed before it paused, and save what it wrote after that.
 
-        Only if the program exited by itself, or on request at a pause: otherwise the checkpoint may
-        be incomplete.
+        The files only if the program exited by itself, or on request at a pause, or they may be
+        incomplete; and only if all its results count, or they would be ahead of the last one.
         """
-        session = self._session
-        is_whole = (
-            code == 0 if session.ended is None else session.ended is TrialPauseExit and code >= 0
-        )
-        if is_whole and session.progress.iteration:
-            folder = self._inbox.take()
-            if folder is not None:
-                session.save(Path(folder))
+        session, left = self._session, result_reader.join()
+        is_paused = session.ended is TrialPauseExit
+        is_whole = code == 0 if session.ended is None else is_paused and code >= 0
+        last = self._inbox.take() if is_whole else None
+        if is_paused:
+            while left and last is None and left[-1].checkpoint is None:
+                left.pop()  # the trial repeats what it did after its last checkpoint
+            while left and self._reports_before_pause(left[0]):
+                del left[0]
+        is_all = not left and not result_reader.has_dropped
+        if last is not None and is_all and session.progress.iteration:
+            session.save(Path(last))
+
+    def _reports_before_pause(self, found: ProgramResult) -> bool:
+        folder = found.checkpoint
+        try:
+            return self._session.report_before_pause(
+                found.metrics, None if folder is None else Checkpoint(folder)
+            )
+        except (MetricError, CheckpointError):
+            return False
 
     def _without_result(self, expected: tuple[str, ...], lines: MetricLines | None) -> str:
         name = expected[0]

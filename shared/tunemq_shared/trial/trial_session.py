@@ -266,6 +266,31 @@ class TrialSession:
             self._obey(self._channel.wait())
         self._resumed_at = time.monotonic()
 
+    def report_before_pause(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None
+    ) -> bool:
+        """Report another result of a trial that pauses; return whether it counts.
+
+        It does not if the trial has reached its horizon: whether it continues is not decided yet.
+
+        Raises:
+            MetricError: A metric is invalid; nothing was sent or counted.
+            StoreError: The checkpoint could not be saved; the result was sent.
+        """
+        with self._one_thread():
+            horizon = self._obeyed.run_until
+            is_there = horizon and not self._is_repeated and first_that_holds(horizon, self._result)
+            if self.ended is not TrialPauseExit or self._obeyed.stop or is_there:
+                return False
+            self.ended = None
+            try:
+                self.record(metrics)
+                if checkpoint is not None:
+                    self.save(Path(checkpoint.path))
+            finally:
+                self.ended = self.ended or TrialPauseExit
+            return True
+
     def look_for_stop(self) -> None:
         """Check in the middle of a step whether the trial must stop; a pause waits for its end.
 

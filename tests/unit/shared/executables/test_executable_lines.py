@@ -26,6 +26,8 @@ from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines, me
         ("steps=9007199254740993", {"steps": 9007199254740993}),
         ("12:30:05 http://host:9000 version=1.2.3 took=5s --lr=0.1", {}),
         ("loss 0.3", {}),
+        ("loss=1,234.5 cost=0,3", {}),
+        ("loss=1,acc=2, step: 3,", {"loss": 1, "acc": 2, "step": 3}),
         ("", {}),
         ("[1, 2]", {}),
     ],
@@ -118,6 +120,19 @@ def test_truncated_file_is_read_from_its_beginning(tmp_path):
     path.write_text('{"loss": 3}\n')
 
     assert list(file.new_objects()) == [{"loss": 3}]
+
+
+def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = FollowedFile(str(path))
+    lines = [f'{{"loss": {n}}}\n' for n in (3, 2, 2, 1)]
+    found = []
+    for number in range(1, 5):
+        path.write_text("".join(lines[:number]))
+        found += file.new_objects()
+        path.write_text(lines[0])  # caught while it is written
+        found += file.new_objects()
+    assert [one["loss"] for one in found] == [3, 2, 2, 1]
 
 
 @pytest.mark.parametrize("line", ["loss=1", "[1]"])

@@ -429,6 +429,59 @@ def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
     assert trials.channel.kinds[-1] == "TrialPaused"
 
 
+STEPS = (
+    "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
+    "for n in 1 2 3; do echo $n > $TUNEMQ_TRIAL_DIR/.n; "
+    'mv $TUNEMQ_TRIAL_DIR/.n "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=$n; '
+    'while test -e "$TUNEMQ_CHECKPOINT_DIR/n"; do sleep 0.01; done; done; '
+    "touch $TUNEMQ_TRIAL_DIR/did; while :; do sleep 0.05; done"
+)
+
+
+def steps_ahead(trials, session, told=None, program=STEPS):
+    """Run a program that has done its steps when its first result is handled; ``told`` comes then.
+
+    Return the steps of the checkpoints, each with what is in it.
+    """
+    did, send = Path(session.start.folder, "did"), trials.channel.send
+
+    def send_late(event):
+        eventually(did.exists)
+        if told is not None and not trials.channel.sent:
+            trials.channel.notices.append(told)
+        send(event)
+
+    trials.channel.send = send_late
+    trials.finish(program, session)
+    kept = [(one.step, trials.sink.root / one.key / "n") for one in trials.channel.checkpoints]
+    return [(step, path.read_text().strip()) for step, path in kept]
+
+
+def test_results_that_a_paused_program_had_printed_are_reported_with_their_checkpoints(trials):
+    session = trials.session(stop_grace_s=60.0, **LOSS)
+    checkpoints = steps_ahead(trials, session, trials.order(pause=True))
+    assert [metrics["loss"] for metrics in trials.metrics] == [1, 2, 3]
+    assert checkpoints == [(1, "1"), (2, "2"), (3, "3"), (3, "late")]
+    assert trials.channel.kinds[-1] == "TrialPaused"
+
+
+def test_program_that_is_paused_beyond_its_horizon_repeats_what_it_did_there(trials):
+    session = trials.session(run_until=up_to(2), stop_grace_s=60.0, **LOSS)
+    checkpoints = steps_ahead(trials, session, trials.order(up_to(2), pause=True))
+    assert [metrics["loss"] for metrics in trials.metrics] == [1, 2]
+    assert checkpoints == [(1, "1"), (2, "2")]
+    assert trials.channel.kinds[-1] == "TrialPaused"
+
+
+def test_of_many_results_that_wait_only_the_newest_keeps_its_checkpoint(trials):
+    ends = STEPS.replace("1 2 3", "$(seq 1 200)").replace("while :; do sleep 0.05; done", "exit")
+    checkpoints = steps_ahead(trials, trials.session(**LOSS), program=ends)
+    assert [metrics["loss"] for metrics in trials.metrics] == list(range(1, 201))
+    assert all(str(step) == found for step, found in checkpoints)
+    assert {step for step, _ in checkpoints} >= {1, 50, 200}
+    assert len(checkpoints) < 80
+
+
 def test_program_that_prints_without_end_can_be_stopped(trials):
     session = trials.session(run_until=up_to(1), **LOSS)
     trials.channel.waited_for.append(trials.order(stop=True))
