@@ -23,6 +23,7 @@ from tests.unit.scheduler.journals import (
     take_snapshot,
 )
 from tunemq_scheduler.base.lease_holder import LeaseHolder
+from tunemq_scheduler.cli.main import main
 from tunemq_scheduler.experiment import bring_experiment as bringing
 from tunemq_scheduler.journal import journal_copy
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
@@ -97,6 +98,24 @@ def test_journal_is_copied_to_the_store_at_once_and_can_be_fetched(
         "history",
         "ready",
     }
+
+
+@pytest.mark.parametrize("left", ["all", "nothing"])
+def test_command_brings_the_copy_of_an_ended_search_up_to_date(
+    minio: ObjectServer, bucket: str, objects: ObjectStore, tmp_path: Path, capsys, left
+) -> None:
+    header = msgspec.structs.replace(HEADER, store=minio.address(bucket, "e"))
+    with Journal.create(tmp_path / "journal", header) as journal:
+        copied = JournalCopy(journal, objects, SIGNER)
+        journal.append(TURNS[0])
+        assert copied.close(within_s=60)
+        journal.append(TURNS[1])  # when the store was backed up, this was not there
+    if left == "nothing":
+        objects.delete([one.key for one in objects.list()])
+    assert main("x", ["journal", "copy", str(tmp_path)]) == 0
+    assert "has the journal of" in capsys.readouterr().out
+    assert fetched(objects, tmp_path / "fetched") == after(after(((), ()), TURNS[0]), TURNS[1])
+    assert main("x", ["journal", "copy", str(tmp_path)]) == 0  # again
 
 
 def test_copy_fetched_while_it_grows_is_a_state_that_was_written(

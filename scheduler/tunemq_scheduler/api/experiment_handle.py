@@ -16,6 +16,7 @@ from tunemq_scheduler.api.farm_answers import (
 )
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.log_following import follow
+from tunemq_scheduler.core.trials.trial import FINISHED as OVER
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import can_restore, restored, results_so_far
 from tunemq_scheduler.journal.journal_layout import FILE_NAME
@@ -124,7 +125,15 @@ class ExperimentHandle:
                 f"{self.name}`."
             )
         found = restored(place, self._trainable, ResumeOptions(), read_only=detail.experiment.id)
-        return results_so_far(found, self._trainable)
+        results = results_so_far(found, self._trainable)
+        is_finished = detail.experiment.state is ExperimentState.FINISHED
+        if is_finished and any(result.status not in OVER for result in results):
+            raise TuneError(
+                f"{self.name} is FINISHED, and {place} has an earlier state of it, as after a "
+                f"backup of the store was put back. Run `tunemq journal copy {detail.folder}` on "
+                f"the scheduler's machine and call this again, or run `tunemq show {self.name}`."
+            )
+        return results
 
     def attach(self, *, shows: bool) -> ResultGrid:
         """Wait until the experiment has ended, and return its results.

@@ -9,17 +9,19 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tunemq_scheduler.experiment.bring_experiment import check_newest_here
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
+from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_layout import (
     FILE_NAME,
@@ -28,14 +30,19 @@ from tunemq_scheduler.journal.journal_layout import (
     numbers,
     turns_file,
 )
-from tunemq_scheduler.journal.journal_reader import RecoveredJournal
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header
+from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
-from tunemq_shared.base.errors import ConfigError, JournalError
+from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, open_objects
 from tunemq_shared.code.config_packing import peek_config
+from tunemq_shared.objects.store_address import without_settings
 from tunemq_shared.protocol.messages import JournalRecord, decode_records
+from tunemq_shared.system.standard_streams import tell
 
+#: The most seconds for which `tunemq journal copy` waits for a store that does not answer.
+_COPY_S = 600.0
 #: Exit code if the journal is damaged.
 EXIT_DAMAGED = 1
 
@@ -84,6 +91,16 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "lost. The search must not run."
         ),
     )
+    copy = add(
+        "copy",
+        copy_journal,
+        "bring the copy of an ended search's journal in its store up to date",
+        (
+            "For searches that ended after a backup of the store that was put back. The search must"
+            " not run. Run it as the scheduler's user, with its keys."
+        ),
+    )
+    copy.add_argument("path", help="the experiment's folder")
     where = "the experiment's folder, or its journal"
     for parser in (show, check):
         parser.add_argument("path", help=f"{where}, or the address of its store")
@@ -183,6 +200,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+# --- copy -----------------------------------------------------------------------------------------
+
+
+def copy_journal(options: argparse.Namespace) -> int:
+    """Bring the copy in the store up to date."""
+    folder = Path(options.path)
+    address = read_header(folder / FILE_NAME).store
+    if not is_remote(address):
+        raise ConfigError(f"the search in {folder} has no copy: its store is no bucket.")
+    message_signer = known_journal_signer(address)
+    check_newest_here(address, str(folder), message_signer)
+    journal, _ = Journal.resume(folder / FILE_NAME)
+    with closing(journal), open_objects(address) as objects:
+        copier = JournalCopy(journal, objects, message_signer)
+        is_whole = copier.close(_COPY_S, tell=tell)
+    if not is_whole:
+        raise StoreError(f"the journal in {folder} is not whole in the store; run this again.")
+    sys.stdout.write(f"{harmless(without_settings(address))} has the journal of {folder}.\n")
+    return 0
 
 
 # --- check ----------------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ def write_failure(folder: str, failure: TrialFailure) -> str:
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = failure.traceback.rstrip() or failure.error
     then = f"({failure.consequence})\n" if failure.consequence else ""
-    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}{failure.output}"
+    more = f"\n{told}\n{then}{failure.output}".replace("\nFailure # ", "\n Failure # ")  # no header
+    text = f"Failure # {failure.number} (occurred at {when}{where}){more}"
     try:
         descriptor = open_to_write(path, os.O_WRONLY | os.O_APPEND)
         with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:

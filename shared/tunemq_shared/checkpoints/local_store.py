@@ -26,6 +26,7 @@ from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.retrying import CancelToken, not_mounted
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
+from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.folder_listing import FolderListing, list_folder
 from tunemq_shared.checkpoints.hashed_copy import BaseCopy, copy_folder
 from tunemq_shared.checkpoints.manifest import (
@@ -198,14 +199,20 @@ class LocalCheckpointStore(CheckpointStore):
         for key in self.list_checkpoints():
             if cancel is not None:
                 cancel.check()
-            # People put folders here too: only those with our manifest are checkpoints.
-            if key not in live and not is_busy(key) and self._unverified(key) is not None:
+            if key not in live and not is_busy(key) and self._is_ours(key):
                 found = measure(self._path(key))
                 self.delete_checkpoint(key)
                 objects, size = objects + found.files, size + found.size
         with self._failures("leftovers cannot be removed"):
             left = self._staging.remove_leftovers()
         return CollectedGarbage(objects + left.files, size + left.size)
+
+    def _is_ours(self, key: str) -> bool:
+        """Return whether a folder is a checkpoint, not a person's, nor a person's copy of one."""
+        found = self._unverified(key)
+        if found is None:
+            return False
+        return key == checkpoint_key(key.rpartition("/")[0], found.attempt, found.n)
 
     def close(self) -> None:
         """See `CheckpointStore.close`; there is nothing to close."""

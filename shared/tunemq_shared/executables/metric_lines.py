@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.trial.results import DONE
 
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-#: Names may be quoted, so that printed Python dicts work too. A comma before a digit may divide
-#: thousands, or mark the decimals: such a number is none.
+#: Names may be quoted, so that printed Python dicts work too. In `1,234.5`, `0,3`, `3/10`
+#: and `12:30` no number is read: the first one would be another than was meant.
 _PAIR: Final = re.compile(
-    rf"""(?<![\w./:@-])['"]?([^\W\d][\w./-]*)['"]?\s*[=:]\s*({_NUMBER})(?!\w|[.,]\d)""",
+    rf"""(?<![\w./:@-])['"]?([^\W\d][\w./-]*)['"]?\s*[=:]\s*({_NUMBER})(?!\w|[.,:/']\d)""",
     re.IGNORECASE,
 )
 _WHOLE: Final = re.compile(r"[-+]?\d{1,18}")
@@ -109,7 +110,9 @@ def metrics_in(text: str) -> dict[str, Any]:
         else:
             if isinstance(found, dict):
                 return found
-    return {name: as_value(number) for name, number in _PAIR.findall(text)}
+    found = {name: as_value(number) for name, number in _PAIR.findall(text)}
+    found.pop(DONE, None)  # it would end the trial; `done=25%` is meant otherwise
+    return found
 
 
 def as_value(text: str) -> int | float | str:

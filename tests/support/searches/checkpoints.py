@@ -27,6 +27,9 @@ def info(**changes: Any) -> CheckpointInfo:
 def put(
     store: CheckpointStore, source: Path, key: str = KEY, **changes: Any
 ) -> CommittedCheckpoint:
+    attempt, _, number = key.rpartition("/checkpoint_")[2].partition("-")
+    if attempt.isdigit() and number.isdigit():
+        changes = {"attempt": int(attempt), "n": int(number), **changes}
     return store.put_checkpoint(key, source, info(**changes))
 
 

@@ -253,7 +253,7 @@ def _leftovers(folder: str) -> list[str]:
 
 
 def _missing(needs: Iterable[tuple[str, _RequiredBlob]]) -> list[_RequiredBlob]:
-    """Return what is not at its path."""
+    """Return the blobs that are not at their paths."""
     return [need for path, need in needs if not _is_there(path, need)]
 
 

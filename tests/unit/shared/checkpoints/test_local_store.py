@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,8 +212,9 @@ def test_collecting_keeps_live_busy_and_foreign_files(
     looks_like_one = store.root / "train_0" / "mine"
     (looks_like_one / "files").mkdir(parents=True)
     (looks_like_one / "manifest.json").write_text("{}")
+    shutil.copytree(store.root / keys[2], store.root / "train_0" / "best")
     removed = store.collect({keys[0]: hashes[keys[0]]}, lambda key: key == keys[1])
-    assert store.list_checkpoints() == [*keys[:2], "train_0/mine"]
+    assert store.list_checkpoints() == ["train_0/best", *keys[:2], "train_0/mine"]
     assert removed.objects == 5  # its files, and the manifest
     assert removed.bytes > 3 * 2**20
     assert store.open_checkpoint(keys[1], hashes[keys[1]])

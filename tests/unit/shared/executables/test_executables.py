@@ -441,7 +441,7 @@ STEPS = (
 def steps_ahead(trials, session, told=None, program=STEPS):
     """Run a program that has done its steps when its first result is handled; ``told`` comes then.
 
-    Return the steps of the checkpoints, each with what is in it.
+    Return the step and the content of each checkpoint.
     """
     did, send = Path(session.start.folder, "did"), trials.channel.send
 

@@ -295,7 +295,7 @@ def test_reports_of_a_process_that_ended_before_they_were_read_are_accepted(repo
 
 
 def looks(reported: Reported, number: int = 1000) -> tuple[int, str]:
-    """Look until something is hidden, at most so many times; return how often, and what."""
+    """Look until something is hidden; return how often, and what."""
     for n in range(1, number + 1):
         if hidden := reported.reported_processes.hidden():
             return n, hidden
