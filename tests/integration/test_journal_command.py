@@ -13,14 +13,15 @@ import pytest
 import tunemq as tune
 from tests.support.commands import Run, run_tunemq
 from tests.support.journal_records import read_turns
+from tests.support.other_users import NOBODY
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, need
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
+from tunemq_scheduler.journal.journal_layout import FILE_NAME, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.checkpoints.open_store import join
@@ -59,6 +60,18 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experiment(searched: Path, tmp_path: Path) -> Path:
     """A copy of that folder, which a test may change."""
     return Path(shutil.copytree(searched, tmp_path / "copied"))
+
+
+def test_root_writes_no_journal_into_a_folder_of_another_user(tmp_path, tunemq):
+    need("root, to give folders away", os.geteuid() == 0 or None)
+    folder = tmp_path / "search"
+    folder.mkdir()
+    with Journal.create(folder / FILE_NAME, HEADER) as journal:
+        journal.append(TURNS[0])
+    for path in (folder, folder / FILE_NAME):
+        os.chown(path, NOBODY, NOBODY)
+    for command in ("salvage", "copy"):
+        assert "cannot open what root writes" in tunemq(command, folder, code=64).stderr
 
 
 def test_journal_show_prints_a_line_for_each_event(experiment: Path, tunemq: Run) -> None:

@@ -202,12 +202,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _check_user(path: Path) -> None:
+    """Refuse to write as root into a folder of another user, who could not open the files then.
+
+    Raises:
+        ConfigError: it is such a folder; says what to do.
+    """
+    if os.geteuid() == 0 and path.exists() and (owner := path.stat().st_uid) != 0:
+        raise ConfigError(
+            f"{path} belongs to user {owner}, who cannot open what root writes there. Run this as "
+            "that user, or by `tunemq-farm`, which does that."
+        )
+
+
 # --- copy -----------------------------------------------------------------------------------------
 
 
 def copy_journal(options: argparse.Namespace) -> int:
     """Bring the copy in the store up to date."""
     folder = Path(options.path)
+    _check_user(folder)
     address = read_header(folder / FILE_NAME).store
     if not is_remote(address):
         raise ConfigError(f"the search in {folder} has no copy: its store is no bucket.")
@@ -290,6 +304,7 @@ def _described(found: RecoveredJournal) -> list[str]:
 def salvage_journal(options: argparse.Namespace) -> int:
     """Write a new journal from the readable part of a damaged one."""
     path = _local(options.path)
+    _check_user(path)
     done = salvage(path, replay_as_far_as_possible)
     if options.json:
         sys.stdout.write(f"{msgspec.json.encode(done, enc_hook=str).decode()}\n")

@@ -193,9 +193,10 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
     is_scripts = stored is not None and not stored.events_key and stored != local
     if stored is not None and (local is None or is_scripts or stored.term > local.term):
         raise SchedulerSuperseded(
-            f"{folder} is not the newest state of this experiment: it continued elsewhere"
-            f" ({stored.holder}). Go on there; or, if that machine is lost, move this folder away"
-            " and start the scheduler with --take-over ADDRESS to continue from the store's copy."
+            f"{folder} is not the newest state of this experiment: it continued"
+            f" elsewhere ({stored.holder}), or this folder is from a backup. Continue there; or, if"
+            " that machine is lost or the folder is from a backup, move the folder away and start"
+            " the scheduler with --take-over ADDRESS to continue from the store's copy."
         )
 
 
