@@ -153,7 +153,7 @@ def read_tuner(folder: str) -> SavedTuner:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     try:
         if with_sum(data[:-_SUM_BYTES]) != data:
-            raise ValueError("its checksum does not fit")
+            raise msgspec.DecodeError("its checksum does not fit")
         found = msgspec.msgpack.decode(data[:-_SUM_BYTES])
         theirs = {name: found[name] for name in ("version", *_versions())}
         for what, ours in {"version": _VERSION, **_versions()}.items():
@@ -163,7 +163,7 @@ def read_tuner(folder: str) -> SavedTuner:
                     f"{_named(what, ours)} does not read. {_remedy(what, theirs)}"
                 )
         return msgspec.convert(found, SavedTuner)
-    except (*UNDECODABLE, KeyError, TypeError, ValueError) as error:
+    except (*UNDECODABLE, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is damaged: {error}. Put back this file from a backup; or continue the search "
             "from its bucket: Tuner.restore(ADDRESS), or tunemq scheduler --take-over ADDRESS."

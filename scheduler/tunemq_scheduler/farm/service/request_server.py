@@ -119,7 +119,8 @@ class RequestServer:
                 raise
             self._tell(problem)
             raise RedisUnavailable(str(problem)) from problem
-        self._has_told = False
+        if entries:
+            self._has_told = False
         return len(entries)
 
     def save(self) -> None:
