@@ -136,8 +136,15 @@ class ProgramResultReader:
         left = fcntl.fcntl(self._stdout, fcntl.F_GETPIPE_SZ)
         while left > 0 and (piece := self._read_stdout()):
             left -= len(piece)
-        self._take_lines(self._splitter.last())
-        self._look_at_file(is_last=True)
+        # The last line of a program that was killed may be cut off: `loss=1` of `loss=1127.9`.
+        is_whole = self._has_succeeded()
+        if is_whole:
+            self._take_lines(self._splitter.last())
+        self._look_at_file(is_last=is_whole)
+
+    def _has_succeeded(self) -> bool:
+        status = os.waitid(os.P_PIDFD, self._ended, os.WEXITED | os.WNOWAIT)
+        return status is not None and (status.si_code, status.si_status) == (os.CLD_EXITED, 0)
 
     def _read_stdout(self) -> bytes | None:
         """Read what stdout has now; b"" at its end, None if there is nothing yet."""

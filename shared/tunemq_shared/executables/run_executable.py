@@ -171,12 +171,12 @@ class _TrialAttempt:
     def _keep_last(self, result_reader: ProgramResultReader, code: int) -> None:
         """Report what the program printed before it paused, and save what it wrote after that.
 
-        The files only if the program exited by itself, or on request at a pause, or they may be
+        The files only if the program exited with code 0, by itself or at a pause, or they may be
         incomplete; and only if all its results count, or they would be ahead of the last one.
         """
         session, left = self._session, result_reader.join()
         is_paused = session.ended is TrialPauseExit
-        is_whole = code == 0 if session.ended is None else is_paused and code >= 0
+        is_whole = code == 0 and (is_paused or session.ended is None)
         last = self._inbox.take() if is_whole else None
         if is_paused:
             while left and last is None and left[-1].checkpoint is None:

@@ -429,6 +429,35 @@ def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
     assert trials.channel.kinds[-1] == "TrialPaused"
 
 
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+@pytest.mark.parametrize("source", ["stdout", "m.jsonl"])
+def test_last_line_of_a_program_that_failed_counts_only_with_its_line_end(trials, source, end):
+    if source == "stdout":
+        script = f"echo loss=2; printf loss=1; {end}"
+        program = executable(["sh", "-c", script])
+    else:
+        lines = '\'{{"loss": 2}}\\n{{"loss": 1\''
+        script = f'printf {lines} > "$TUNEMQ_TRIAL_DIR/m.jsonl"; {end}'
+        program = executable(["sh", "-c", script], metrics_from=source)
+    trials.run(program)
+
+    assert trials.metrics == [{"loss": 2}]
+    assert ("SIGKILL" if "kill" in end else "exit code 3") in trials.channel.failure.error
+
+
+def test_files_of_a_paused_program_that_fails_are_no_checkpoint(trials):
+    script = (
+        "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 143' TERM; "
+        'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
+    )
+    session = trials.session(run_until=up_to(1), stop_grace_s=60.0, **LOSS)
+    trials.channel.waited_for.append(trials.order(pause=True))
+    trials.finish(script, session)
+
+    assert [one.step for one in trials.channel.checkpoints] == [1]
+    assert trials.channel.kinds[-1] == "TrialPaused"
+
+
 STEPS = (
     "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
     "for n in 1 2 3; do echo $n > $TUNEMQ_TRIAL_DIR/.n; "
