@@ -37,7 +37,10 @@ class CheckpointInbox:
                 f"the program replaced its checkpoint folder {self.folder} by a link to "
                 f"{os.path.realpath(self.folder)}; write or copy files into the folder itself."
             )
-        names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        try:
+            names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        except FileNotFoundError:  # the program has removed it
+            return None
         if not names:
             return None
         taken = self._next()

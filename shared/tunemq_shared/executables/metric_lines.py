@@ -15,7 +15,10 @@ from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.protocol.conditions import lookup
 from tunemq_shared.trial.results import DONE
 
-_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
+#: Possessive, since going back over a long run of digits takes quadratic time.
+_NUMBER: Final = (
+    r"[-+]?(?:\d++(?:\.\d*+)?+(?:[eE][-+]?\d++)?+|\.\d++(?:[eE][-+]?\d++)?+|nan|inf(?:inity)?)"
+)
 #: Names may be quoted, so that printed Python dicts work too. In `1,234.5`, `0,3`, `3/10`
 #: and `12:30` no number is read: the first one would be another than was meant.
 _PAIR: Final = re.compile(

@@ -38,6 +38,10 @@ def test_numbers_with_a_name_are_metrics(line, found):
     assert metrics_in(line) == found
 
 
+def test_line_with_a_long_run_of_digits_is_read_at_once():
+    assert metrics_in("loss=0.5 state: " + "1" * 200_000 + "x") == {"loss": 0.5}
+
+
 def test_nan_and_infinity_are_numbers():
     found = metrics_in("loss=nan acc=-inf")
 

@@ -156,6 +156,13 @@ def test_restored_checkpoint_is_a_copy_that_may_be_changed(trials):
     assert kept.read_text() == "1\n"
 
 
+def test_program_that_removes_its_checkpoint_folder_has_no_checkpoint(trials):
+    trials.run('rmdir "$TUNEMQ_CHECKPOINT_DIR"; echo loss=1')
+
+    assert trials.metrics == [{"loss": 1}]
+    assert trials.channel.kinds[-1] == "TrialFinished"
+
+
 def test_hidden_file_is_not_taken_as_a_checkpoint(trials):
     trials.run('echo 1 > "$TUNEMQ_CHECKPOINT_DIR/.unfinished"; echo loss=1')
 
