@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from tunemq_workers.forkservers.forkserver_reports import (
     ReportedProcesses,
     close_all,
 )
+from tunemq_workers.forkservers.stopped_start import killing_stopped_starts
 from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.runtime.untrusted_sockets import socket_pair
 from tunemq_workers.system.process_limits import lowered_limits
@@ -116,7 +117,8 @@ class ForkserverClient:
         )
         with own_files():
             output = open(log, "ab", opener=_private)  # noqa: SIM115  closed below
-        with theirs, output:
+        watched = nullcontext() if account is None else killing_stopped_starts()
+        with theirs, output, watched:
             self._log_began_at = output.tell()
             try:
                 self._process = subprocess.Popen(
