@@ -422,18 +422,23 @@ def test_checkpoint_folder_that_became_a_link_keeps_what_it_leads_to(trials, tmp
     assert (tmp_path / "data" / "mine").read_text() == "m"
 
 
-def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
+def paused(trials, exit_code: int) -> list[str]:
+    """Pause a program that saves on SIGTERM and exits; return the content of its checkpoints."""
     script = (
-        "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
+        f"trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit {exit_code}' TERM; "
         'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
     )
     session = trials.session(run_until=up_to(1), stop_grace_s=60.0, **LOSS)
     trials.channel.waited_for.append(trials.order(pause=True))
     trials.finish(script, session)
 
-    kept = [trials.sink.root / one.key / "n" for one in trials.channel.checkpoints]
-    assert [path.read_text() for path in kept] == ["early\n", "late\n"]
     assert trials.channel.kinds[-1] == "TrialPaused"
+    kept = [trials.sink.root / one.key / "n" for one in trials.channel.checkpoints]
+    return [path.read_text() for path in kept]
+
+
+def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
+    assert paused(trials, exit_code=0) == ["early\n", "late\n"]
 
 
 @pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
@@ -453,16 +458,7 @@ def test_last_line_of_a_program_that_failed_counts_only_with_its_line_end(trials
 
 
 def test_files_of_a_paused_program_that_fails_are_no_checkpoint(trials):
-    script = (
-        "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 143' TERM; "
-        'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
-    )
-    session = trials.session(run_until=up_to(1), stop_grace_s=60.0, **LOSS)
-    trials.channel.waited_for.append(trials.order(pause=True))
-    trials.finish(script, session)
-
-    assert [one.step for one in trials.channel.checkpoints] == [1]
-    assert trials.channel.kinds[-1] == "TrialPaused"
+    assert paused(trials, exit_code=143) == ["early\n"]
 
 
 STEPS = (
