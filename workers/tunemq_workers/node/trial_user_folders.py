@@ -15,6 +15,7 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
+from tunemq_workers.forkservers.stopped_start import killing_stopped_starts
 from tunemq_workers.processes.child_process import LOGS
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
@@ -189,20 +190,21 @@ def _check(account: UserAccount, folders: list[str]) -> None:
     """
     code = _CHECK.format(path=[entry for entry in sys.path if entry], folders=folders)
     try:
-        ended = subprocess.run(
-            [sys.executable, "-I", "-c", code],  # -I: runs no files of that user
-            cwd="/",
-            env=account.variables({}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_CHECK_S,
-            check=False,
-            user=account.uid,
-            group=account.gid,
-            extra_groups=account.groups,
-        )
+        with killing_stopped_starts():  # by a trial of that user that an earlier node left
+            ended = subprocess.run(
+                [sys.executable, "-I", "-c", code],  # -I: runs no files of that user
+                cwd="/",
+                env=account.variables({}),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_CHECK_S,
+                check=False,
+                user=account.uid,
+                group=account.gid,
+                extra_groups=account.groups,
+            )
     except (OSError, subprocess.SubprocessError) as problem:
         reason = f"{sys.executable}: {getattr(problem, 'strerror', None) or problem}"
     else:
