@@ -93,3 +93,12 @@ def test_handle_and_fetched_folder_of_a_removed_search_are_not_those_of_its_succ
     second = handle_of(farm, "search")
     assert second.wait(60).name == "FINISHED"
     assert steps_of(second.get_results()) == [5]
+
+
+def test_search_that_failed_before_it_began_has_its_reason_as_results(farm: FarmService) -> None:
+    farm.submit(Search(name="search", code="raise RuntimeError('no disk of data')"))
+    handle = handle_of(farm, "search")
+    assert handle.wait(60).name == "FAILED"
+
+    with pytest.raises(TuneError, match="search failed: .*no disk of data"):
+        handle.get_results()

@@ -112,12 +112,15 @@ class ExperimentHandle:
         the results folder, without checkpoints.
 
         Raises:
-            TuneError: this machine cannot read the results; the message says where they are.
+            TuneError: this machine cannot read the results; the message says where they are. Or
+                the experiment failed and has none.
         """
         with FarmClient(self.address) as client:
             store = client.farm().store
         detail = self._detail()
         place = self._readable(detail, store)
+        if place is None and detail.experiment.state is ExperimentState.FAILED:
+            raise TuneError(f"{self.name} failed: {detail.experiment.reason}")
         if place is None:
             raise TuneError(
                 f"the results of {self.name} are in {detail.folder} on the scheduler's machine, "

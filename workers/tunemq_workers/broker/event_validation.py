@@ -87,8 +87,9 @@ _FIELDS: Final[dict[str, Any]] = {
 _SHOWN: Final = 300
 #: Limit in bytes for deeply nested metrics, because Python checks their values one by one.
 _LONGEST_DEEP: Final = 128 * 2**10
-#: Where msgspec found the error; the first element of an event is its kind.
-_PLACE: Final = re.compile(r" - at `.*?\$\[(\d+)\].*`$", re.DOTALL)
+#: Where msgspec found the error; the first element of an event is its kind. Before it, the error
+#: may quote text of the trial's process.
+_PLACE: Final = re.compile(r" - at `(?:key` in `)?\$\[(\d{1,3})\][^`]*`\Z")
 
 
 def _bounded(kind: type[m.Message], **instead: Any) -> Any:

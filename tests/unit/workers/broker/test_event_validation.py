@@ -183,6 +183,8 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (LogMatched("t", 1, "a", "b", 1.0), "'kind'"),
         (NodeWarned("registration"), "'kind'"),
         (["joined", "inc", "node", "h", "ip", {}], "'kind'"),
+        (["` - at `$[" + "1" * 5000 + "]`"], "'kind'"),
+        (["x` - at `$[3]`"], "'kind': Invalid value"),
         (["result"], "at least length"),
         (["result", *range(40)], "ResultReported"),
         ([], "cannot be read"),
