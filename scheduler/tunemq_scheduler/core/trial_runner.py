@@ -101,13 +101,14 @@ class TrialRunner(TrialActions):
         if review is ResultReview.REPEATED:
             self.repeated += 1
             trial.repeated += 1
+            trial.repeated_result = event
             # It has all of its results, and only ran on to save a checkpoint.
             if trial.is_complete and event.step >= trial.last_step and not event.done:
                 self.stop(trial, trial.end_reason)
             return
         trial.story.append(event)
         failure_events.got_on(self, trial, event)
-        trial.last_result = event
+        trial.last_result, trial.repeated_result = event, None
         if review is ResultReview.FINAL:
             # The trial ends later, when its process has reported the fate of its last checkpoint.
             trial.ending = trial.ending or REACHED_ITS_END

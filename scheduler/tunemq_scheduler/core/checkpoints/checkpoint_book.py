@@ -332,5 +332,8 @@ class CheckpointBook:
 def _contained(
     trial: Trial, event: m.CheckpointWritten | m.CheckpointCommitted
 ) -> m.ResultReported | None:
-    """Return the result that a checkpoint contains, or None if it is not the newest one."""
-    return trial.last_result if event.step == trial.last_step else None
+    """Return the result that a checkpoint contains; None unless it is the newest one."""
+    for result in (trial.repeated_result, trial.last_result):
+        if result is not None and result.step == event.step:
+            return result
+    return None

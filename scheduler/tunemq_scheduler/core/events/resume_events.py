@@ -107,7 +107,7 @@ def _revive(
     if is_anew:
         trial.lineage += 1
         trial.attempt += 1  # an away node may still run the old attempt, and report it
-        trial.last_result = trial.started = None
+        trial.last_result = trial.repeated_result = trial.started = None
         runner.commands += runner.book.clear(trial)
     elif before == TERMINATED:
         trial.reopen()

@@ -112,6 +112,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         lineage: how often it began again from scratch; its results count from 1 each time.
         run_until: the horizon up to which it may run before the algorithms decide.
         last_result: the newest recorded result; its step is the highest recorded one.
+        repeated_result: the result that it reported since, for a step that was already recorded.
         not_before: the earliest time of its next retry, in elapsed seconds of the experiment.
         fruitless: the number of failures in a row with no new result in between.
         num_failures: the number of failures; losses of its node do not count.
@@ -147,6 +148,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     lineage: int = 0
     run_until: Horizon = TO_THE_END
     last_result: m.ResultReported | None = None
+    repeated_result: m.ResultReported | None = None
     started: m.TrialStarted | None = None
     failure: m.TrialFailed | m.TrialProcessDied | m.NodeLost | None = None
     failed_on: str = ""

@@ -376,6 +376,25 @@ def test_experiment_limit_keeps_the_best_checkpoints_of_ended_trials() -> None:
     assert story.runner.live_checkpoints().keys() == {"b/1-1", "b/1-2"}
 
 
+def test_checkpoint_of_a_repeated_step_has_the_rank_of_its_result() -> None:
+    rule = RetentionPolicy(num_to_keep=1, score_attribute="acc")
+    story = Story(max_failures=-1, keep=rule)
+    story.start("a", TO_THE_END)
+    story.report("a", 1, acc=0.1)
+    story.write("a", 1)
+    story.commit("a", 1)
+    story.report("a", 2, acc=0.9)
+    story.report("a", 3, acc=0.5)
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    for step, acc in ((2, 0.9), (3, 0.5), (4, 0.4)):
+        story.report("a", step, attempt=2, acc=acc)
+        story.write("a", step, attempt=2)
+        story.commit("a", step, attempt=2)
+    assert kept(story) == ["a/2-2", "a/2-4"]
+
+
 def test_over_the_quota_a_live_trial_keeps_its_newest_and_the_experiment_its_best() -> None:
     story = Story(keep=RetentionPolicy(score_attribute="acc", max_bytes=10))
     story.start("a", TO_THE_END)
