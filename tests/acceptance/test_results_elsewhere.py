@@ -100,5 +100,5 @@ def test_search_that_failed_before_it_began_has_its_reason_as_results(farm: Farm
     handle = handle_of(farm, "search")
     assert handle.wait(60).name == "FAILED"
 
-    with pytest.raises(TuneError, match="search failed: .*no disk of data"):
+    with pytest.raises(TuneError, match=r"search failed: (?s:.*)no disk of data"):
         handle.get_results()

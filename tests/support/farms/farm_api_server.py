@@ -48,9 +48,9 @@ class FakeExperimentControl:
     def counts(self, entry: QueueEntry) -> tuple[dict[str, int], int | None]:
         return ({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(entry.name) else ({}, None)
 
-    def detail(self, name: str, trials: int):
+    def detail(self, name: str, trials: int, row: a.ExperimentRow):
         if not self.has(name):
-            return None
+            return a.ExperimentDetail(experiment=row)
         if self.answers_later:
             self.owed.append(DeferredAnswer())
             return self.owed[-1]

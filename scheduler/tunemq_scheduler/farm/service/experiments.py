@@ -642,21 +642,23 @@ class RunningExperiments:
         by = ", ".join(shown[:_NAMED]) + more
         return f"all places (max_running = {self._max_running}) are taken by {by}"
 
-    def detail(self, name: str, trials: int) -> MaybeLater[a.ExperimentDetail] | None:
-        """Return details from its process; without one, its last report."""
+    def detail(
+        self, name: str, trials: int, row: a.ExperimentRow
+    ) -> MaybeLater[a.ExperimentDetail]:
+        """Return details from its process; without one, its last report, or else ``row`` alone."""
         connection = self._running[name].connection if name in self._running else None
         if connection is None or self._running[name].is_silent:
-            return self._kept_detail(name, trials)
+            return self._kept_detail(name, trials, row)
 
-        def at_its_end() -> a.ExperimentDetail | None:
+        def at_its_end() -> a.ExperimentDetail:
             self._keep(name, connection)
-            return self._kept_detail(name, trials)
+            return self._kept_detail(name, trials, row)
 
         return ask_process(connection, r.ShowTrials(trials), at_its_end)
 
-    def _kept_detail(self, name: str, trials: int) -> a.ExperimentDetail | None:
-        known = self._details.read(name)
-        if known is None or len(known.trials) <= trials:
+    def _kept_detail(self, name: str, trials: int, row: a.ExperimentRow) -> a.ExperimentDetail:
+        known = self._details.read(name) or a.ExperimentDetail(experiment=row)
+        if len(known.trials) <= trials:
             return known
         hidden = known.hidden + len(known.trials) - trials
         return msgspec.structs.replace(known, trials=known.trials[:trials], hidden=hidden)

@@ -141,8 +141,9 @@ class FarmApi:
         self, request: r.ShowExperiment, _caller: RequestCaller
     ) -> MaybeLater[a.ExperimentDetail]:
         """Return an experiment's row, and details from its process."""
-        name = self._entry(request.name, request.id).name
-        found = self._experiments.detail(name, max(0, min(request.trials, _MOST_TRIALS)))
+        asked = self._entry(request.name, request.id)
+        name, trials = asked.name, max(0, min(request.trials, _MOST_TRIALS))
+        found = self._experiments.detail(name, trials, self._row(asked))
 
         def with_row(detail: a.ExperimentDetail) -> a.ExperimentDetail:
             entry = self._entry(name)
@@ -151,7 +152,7 @@ class FarmApi:
 
         if isinstance(found, DeferredAnswer):
             return found.then(with_row)
-        return with_row(found or a.ExperimentDetail(experiment=self._row(self._entry(name))))
+        return with_row(found)
 
     def read_log(self, request: r.ReadLog, _caller: RequestCaller) -> a.LogPage:
         """Return a page of a log file."""

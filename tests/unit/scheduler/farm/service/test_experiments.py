@@ -33,6 +33,7 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 
 _SEGFAULT = -11
+ROW = ExperimentRow(name="x", id="1", owner="alice", priority=0, state=State.RUNNING, submitted=0.0)
 #: The kernel assigns this pid to no process.
 NO_SUCH_PID = 2**22 + 1
 
@@ -151,12 +152,9 @@ def test_request_to_a_process_that_ends_meanwhile_is_answered_with_its_last_repo
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     (process,) = farm.processes
-    asked = farm.experiments.detail("x", 10)
+    asked = farm.experiments.detail("x", 10, ROW)
     assert asked.outcome is None
-    row = ExperimentRow(
-        name="x", id="1", owner="alice", priority=0, state=State.RUNNING, submitted=0.0
-    )
-    last = ExperimentDetail(experiment=row, metric="loss", notes=("finished",))
+    last = ExperimentDetail(experiment=ROW, metric="loss", notes=("finished",))
     (entry,) = farm.queue.in_state(State.RUNNING)
     process.say(r.ExperimentAttached(redis_keys.events(entry.id)))
     process.say(r.SearchEnded("finished", detail=msgspec.msgpack.encode(last)))
@@ -165,13 +163,15 @@ def test_request_to_a_process_that_ends_meanwhile_is_answered_with_its_last_repo
     assert asked.outcome == last
 
 
-def test_request_to_a_process_that_dies_silently_is_answered_with_its_death(farm):
+def test_request_to_a_process_that_dies_silently_is_answered_without_its_trials(farm):
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
-    asked = farm.experiments.detail("x", 10)
+    shown = farm.experiments.detail("x", 10, ROW)
+    stopped = farm.experiments.stop_trial("x", "a", "stopped by alice")
     farm.processes[0].code = _SEGFAULT
     farm.experiments.turn()
-    assert asked.outcome.text == "its process ended before it answered."
+    assert shown.outcome == ExperimentDetail(experiment=ROW)
+    assert stopped.outcome.text == "its process ended before it answered."
 
 
 def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
