@@ -170,7 +170,7 @@ class EventValidator:
             )
             return
         try:
-            event = _decode_event(payload)
+            event = _decoded(_decode_event, payload)
         except UNDECODABLE as error:
             try:
                 event = _deeper(payload, error)
@@ -198,7 +198,7 @@ class EventValidator:
     def end(self, payload: bytes) -> bool:
         """Pass on the attempt's last event, or reject it; return whether it was valid."""
         try:
-            event = _decode_ending(payload)
+            event = _decoded(_decode_ending, payload)
         except UNDECODABLE as error:
             self._stop(_explained(payload, error))
             return False
@@ -301,7 +301,7 @@ def read_written(process: TrialProcess, payload: bytes, last: int) -> m.Checkpoi
         TransportError: the event is invalid; the message names the field.
     """
     try:
-        said = _decode_written(payload)
+        said = _decoded(_decode_written, payload)
     except UNDECODABLE as error:
         raise TransportError(_explained(payload, error)) from error
     if (said.trial, said.attempt) != process.key:
@@ -323,13 +323,27 @@ def wrong_key(process: TrialProcess, said: Any, last: int) -> str:
     return ""
 
 
+def _decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any:
+    """Decode an event of a kind that `tag_of` finds, as it does where TuneMQ encoded the event.
+
+    Raises:
+        ValidationError: msgspec finds another kind there, or none.
+    """
+    event = decode(payload)
+    if tag_of(payload) not in _KINDS:
+        raise msgspec.ValidationError("the length of its kind is encoded in another way")
+    return event
+
+
 def _deeper(payload: bytes, error: Exception) -> Any:
     """Decode a result whose metrics are nested more deeply than `_Metrics` allows.
 
     Raises:
         TransportError: the event is no result, or the values are not metrics.
     """
-    if tag_of(payload) == _RESULT and len(payload) > _LONGEST_DEEP:
+    if tag_of(payload) != _RESULT:
+        raise TransportError(_explained(payload, error)) from error
+    if len(payload) > _LONGEST_DEEP:
         raise TransportError(
             f"{_named(payload)} has {len(payload)} bytes and metrics nested more than two deep;"
             f" report at most {_LONGEST_DEEP} bytes of such metrics, or flat ones"
@@ -337,8 +351,7 @@ def _deeper(payload: bytes, error: Exception) -> Any:
     try:
         event = _decode_deep(payload)
     except UNDECODABLE as deeper:
-        is_result = tag_of(payload) == _RESULT
-        raise TransportError(_explained(payload, deeper if is_result else error)) from error
+        raise TransportError(_explained(payload, deeper)) from error
     if problem := _unusable(event.metrics, 0):
         raise TransportError(f"{_named(payload)} has in its field 'metrics' {problem}") from error
     return event

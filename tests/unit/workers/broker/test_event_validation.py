@@ -42,6 +42,14 @@ def result(step=1, metrics=None, *, trial="t", attempt=1, **fields):
     return msgspec.structs.replace(said, **fields)
 
 
+def odd(event):
+    """Encode a result that says its kind in a string of another length type than TuneMQ's."""
+    return encode(event).replace(b"\xa6result", b"\xd9\x06result")
+
+
+ODD_DEEP_RESULT = odd(result(metrics={"a": {"b": {"c": [{}] * 1_000_000}}}))
+
+
 class Process:
     """A trial process beside another one, on a node."""
 
@@ -185,6 +193,8 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (["joined", "inc", "node", "h", "ip", {}], "'kind'"),
         (["` - at `$[" + "1" * 5000 + "]`"], "'kind'"),
         (["x` - at `$[3]`"], "'kind': Invalid value"),
+        pytest.param(odd(result()), "in another way", id="result of an odd kind"),
+        pytest.param(ODD_DEEP_RESULT, "unusable field", id="deep result of an odd kind"),
         (["result"], "at least length"),
         (["result", *range(40)], "ResultReported"),
         ([], "cannot be read"),
