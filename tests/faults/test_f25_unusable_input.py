@@ -126,7 +126,7 @@ def test_f25_result_that_is_too_large_fails_its_trial_with_the_limit_and_the_fix
 
     large, small = fit(train, {"mib": tune.grid_search([100, 1])}, metric="loss", mode="min")
 
-    assert "the result has 100 MiB, and 4 MiB are possible" in str(large.error)
+    assert "the result has 100 MiB, and 1 MiB are possible" in str(large.error)
     assert "write large data to a file" in str(large.error)
     assert len(results_of(large)) == 1
     assert (small.error, len(results_of(small))) == (None, 2)

@@ -241,7 +241,7 @@ def test_long_text_in_place_of_a_number_ends_its_trial_with_a_short_message():
     node.begin(required_metrics=("loss",))
     connection = node.forkservers.connections["h1"]
     connection.on_event(encode(m.TrialStarted("t", 1, 100, "here", "127.0.0.1", 1.0)))
-    result = m.ResultReported("t", 1, 1, {"loss": "\0" * 2**21}, 1.0, 1.0, 1.0, 1.0, 1)
+    result = m.ResultReported("t", 1, 1, {"loss": "\0" * 2**19}, 1.0, 1.0, 1.0, 1.0, 1)
     connection.on_event(encode(result))
     failed = node.events[-1]
     assert isinstance(failed, m.TrialFailed)

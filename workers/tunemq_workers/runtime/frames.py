@@ -46,8 +46,8 @@ FETCHED: Final = ord("g")
 #: its node wait for gigabytes that never come.
 MAX_FRAME_BYTES: Final = 32 * 2**20
 #: The longest event of a trial process. The node's loop, which serves all trials, decodes it into
-#: objects: up to 60 bytes of memory and 2 µs for each byte.
-MAX_EVENT_BYTES: Final = 4 * 2**20
+#: objects: up to 60 bytes of memory and 0.5 µs for each byte.
+MAX_EVENT_BYTES: Final = 2**20
 
 _HEADER: Final = struct.Struct(">IB")
 _pack_header = _HEADER.pack
