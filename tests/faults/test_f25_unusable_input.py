@@ -122,11 +122,11 @@ def test_f25_a_result_of_many_keys_is_recorded_whole(capfd):
 def test_f25_result_that_is_too_large_fails_its_trial_with_the_limit_and_the_fix():
     def train(config):
         tune.report({"loss": 1.0})
-        tune.report({"loss": 1.0, "blob": "x" * (config["mib"] * MIB)})
+        tune.report({"loss": 1.0, "blob": "x" * int(config["mib"] * MIB)})
 
-    large, small = fit(train, {"mib": tune.grid_search([100, 1])}, metric="loss", mode="min")
+    large, small = fit(train, {"mib": tune.grid_search([100, 0.9])}, metric="loss", mode="min")
 
-    assert "the result has 100 MiB, and 1 MiB are possible" in str(large.error)
+    assert "and 1,048,576 are possible" in str(large.error)
     assert "write large data to a file" in str(large.error)
     assert len(results_of(large)) == 1
     assert (small.error, len(results_of(small))) == (None, 2)

@@ -81,8 +81,8 @@ class NodeChannel(TrialChannel):
         if length > frames.MAX_EVENT_BYTES:
             self._buffer = bytearray(_CHUNK)
             raise MetricError(
-                f"the result has {length / 2**20:.0f} MiB, and {frames.MAX_EVENT_BYTES >> 20} MiB "
-                "are possible; write large data to a file in the trial's folder or a checkpoint."
+                f"the result has {length:,} bytes, and {frames.MAX_EVENT_BYTES:,} are possible; "
+                "write large data to a file in the trial's folder or a checkpoint."
             )
         kind = frames.EVENT
         if is_ending:
