@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.searches import chain
 from tests.support.waiting import eventually, need
 
 pytestmark = pytest.mark.faults
@@ -401,3 +402,58 @@ def test_trials_after_a_restart_have_the_data_of_the_first_run(farm):
         for row in map(json.loads, path.read_text().splitlines())
     }
     assert (len(results), len(drawn)) == (40, 1)
+
+
+_GRID_OF_A_SET = """
+import time
+
+NAMES = {f"name {number}" for number in range(12)}
+
+def reports_its_name(config):
+    tune.report({"score": 0})
+    time.sleep(0.1)
+"""
+
+
+def test_grid_in_the_order_of_a_set_is_searched_whole_after_restarts(farm):
+    """The script runs again in each process, and its set has another order there."""
+    farm.submit(
+        Search(
+            name="exp",
+            trainable="reports_its_name",
+            space="tune.grid_search(list(NAMES))",
+            code=_GRID_OF_A_SET,
+            tune="max_concurrent_trials=1,",
+        )
+    )
+    folder = farm.results / "exp"
+    for begun in (3, 6):
+        eventually(
+            lambda begun=begun: len([*folder.glob("*/result.json")]) >= begun,
+            message=lambda: str(farm),
+        )
+        farm.kill_scheduler()
+        farm.start_scheduler()
+    farm.wait_for("exp", "FINISHED")
+    names = [json.loads(path.read_text())["own"] for path in folder.glob("*/params.json")]
+    assert sorted(names) == sorted(f"name {number}" for number in range(12))
+
+
+def test_search_that_begins_with_a_checkpoint_survives_restarts(farm, tmp_path):
+    tmp_path.joinpath("begins").mkdir()
+    chain.save(str(tmp_path / "begins"), "", 0, 64)
+    begins = f"resume_from_checkpoint={str(tmp_path / 'begins')!r},"
+    farm.submit(Search(name="exp", steps=4, has_gate=True, run=begins))
+    for steps in (1, 2, 3):
+        farm.open_gate("exp", steps)
+        eventually(
+            lambda steps=steps: (
+                [len(rows) for rows in farm.recorded("exp").values()] == [steps] * 2
+            ),
+            message=lambda: str(farm),
+        )
+        farm.kill_scheduler()
+        farm.start_scheduler()
+    farm.open_gate("exp", 4)
+    farm.wait_for("exp", "FINISHED")
+    farm.check_results("exp")

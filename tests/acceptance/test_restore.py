@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -286,13 +289,14 @@ def test_restore_with_a_setting_that_cannot_change_is_refused(searched):
     assert tune.Tuner.restore(path, train, param_space=searched.space).fit().num_terminated == 3
 
 
+class Locked(tune.Callback):
+    """A callback that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 def test_restore_needs_unpicklable_settings_again(searched):
-    lock = threading.Lock()
-
-    class Locked(tune.Callback):
-        def __init__(self) -> None:
-            self.lock = lock
-
     tuner = tune.Tuner(
         train,
         param_space={**searched.space, "steps": 1},
@@ -307,6 +311,93 @@ def test_restore_needs_unpicklable_settings_again(searched):
         searched.restore()
     grid = searched.restore(run_config=tune.RunConfig(callbacks=[Locked()], verbose=0))
     assert grid.num_terminated == 3
+
+
+def test_trials_continue_to_another_criterion_though_the_saved_settings_cannot_be_pickled(searched):
+    def run_config(steps: int) -> tune.RunConfig:
+        return tune.RunConfig(
+            name="search",
+            storage_path=str(searched.folder),
+            callbacks=[Locked()],
+            stop={"training_iteration": steps},
+            verbose=0,
+        )
+
+    space = {**searched.space, "saves": True}
+    tune.Tuner(train, param_space=space, run_config=run_config(2)).fit()
+    for steps in (4, 5):
+        grid = searched.restore(run_config=run_config(steps))
+        assert [steps_of(one) for one in grid] == [[*range(1, steps + 1)]] * 3
+
+
+def test_new_settings_replace_those_whose_module_is_gone(searched, monkeypatch, caplog):
+    module = searched.folder / "gone_later.py"
+    module.write_text(
+        "import tunemq as tune\n"
+        "class Quiet(tune.Callback): pass\n"
+        "class First(tune.schedulers.FIFOScheduler): pass\n"
+        "def draw(spec): return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(searched.folder))
+    gone = importlib.import_module("gone_later")
+    tune.Tuner(
+        train,
+        param_space={**searched.space, "drawn": tune.sample_from(gone.draw), "steps": 1},
+        tune_config=tune.TuneConfig(scheduler=gone.First()),
+        run_config=tune.RunConfig(
+            name="search", storage_path=str(searched.folder), callbacks=[gone.Quiet()], verbose=0
+        ),
+    ).fit()
+    module.unlink()
+    monkeypatch.delitem(sys.modules, "gone_later")
+
+    class First(tune.schedulers.FIFOScheduler):
+        pass
+
+    with pytest.raises(ConfigError, match="No module named 'gone_later'"):
+        searched.restore()
+    grid = searched.restore(
+        param_space={**searched.space, "drawn": tune.sample_from(lambda _: 1.0), "steps": 1},
+        tune_config=tune.TuneConfig(scheduler=First()),
+        run_config=tune.RunConfig(verbose=0),
+    )
+    assert grid.num_terminated == 3
+    assert caplog.text.count("cannot be loaded (No module named 'gone_later')") == 3
+
+
+def test_fit_of_a_restored_tuner_continues_its_search_however_often(searched):
+    searched.fit(steps=3, fails_at=2, saves=True)
+    Path(searched.space["fixed"]).touch()
+    tuner = tune.Tuner.restore(searched.path, train, resume_errored=True)
+    with Path(searched.path, "journal", "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(JournalLocked):
+            tuner.fit()
+
+    for _ in range(2):
+        grid = tuner.fit()
+        assert grid.experiment_path == searched.path
+        assert [steps_of(one) for one in grid] == [[1, 2, 3]] * 3
+
+
+def test_search_that_began_with_a_checkpoint_can_be_restored_again_and_again(searched):
+    begins = searched.folder / "begins"
+    begins.mkdir()
+    (begins / "step").write_text("1", encoding="ascii")
+    run_config = tune.RunConfig(
+        name="search",
+        storage_path=str(searched.folder),
+        resume_from_checkpoint=str(begins),
+        verbose=0,
+    )
+    tune_config = tune.TuneConfig(metric="loss", mode="min", seed=1)
+    space = {**searched.space, "steps": 3}
+    tune.Tuner(train, param_space=space, tune_config=tune_config, run_config=run_config).fit()
+
+    for samples in (2, 3):
+        more = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=samples)
+        grid = searched.restore(tune_config=more, run_config=run_config)
+        assert [len(one.history) for one in grid] == [2] * (3 * samples)
 
 
 def test_can_restore_tells_whether_there_is_an_experiment(searched):

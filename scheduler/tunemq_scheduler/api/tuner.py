@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
+from tunemq_scheduler.api.unused_algorithms import unused
 from tunemq_scheduler.base.installed_packages import installed_packages_first
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import (
@@ -76,7 +80,9 @@ class Tuner:
         self._param_space = param_space
         self._tune_config = _given("tune_config", tune_config, TuneConfig)
         self._run_config = _given("run_config", run_config, RunConfig)
-        self._restored: RestoredExperiment | None = None
+        #: Finds the experiment that `fit` is to continue; None if it begins one.
+        self._find: Callable[[], RestoredExperiment] | None = None
+        self._found: RestoredExperiment | None = None
         self._results: ResultGrid | None = None
 
     @classmethod
@@ -128,7 +134,8 @@ class Tuner:
                 "Tuner.restore(resume_errored=True, restart_errored=True): trials in ERROR can "
                 "continue from their last checkpoints or restart; choose one."
             )
-        found = restored(
+        find = partial(
+            restored,
             path,
             trainable,
             ResumeOptions(
@@ -141,13 +148,14 @@ class Tuner:
             else _given("tune_config", tune_config, TuneConfig),
             run_config=None if run_config is None else _given("run_config", run_config, RunConfig),
         )
+        found = find()
         tuner = cls(
             trainable,
             param_space=found.param_space,
             tune_config=found.tune,
             run_config=found.run,
         )
-        tuner._restored = found
+        tuner._find, tuner._found = find, found
         return tuner
 
     @classmethod
@@ -238,14 +246,15 @@ class Tuner:
     ) -> ExperimentHandle:
         if debug:
             raise ConfigError("Tuner.fit(debug=True) runs in this process; remove the address.")
-        if self._restored is not None:
+        if self._find is not None:
             raise ConfigError(
                 "a restored Tuner cannot be sent to a farm; continue the farm's experiment "
                 "with `tunemq resume NAME`, or this machine's with fit()."
             )
         # Pickle before `prepare`, which sets up the algorithms among the parts.
-        pickled = pickle_tuner_parts(*self.parts)
-        prepared = prepare(*self.parts)
+        parts = self._unused_parts()
+        pickled = pickle_tuner_parts(*parts)
+        prepared = prepare(*parts)
         with installed_packages_first("redis"):
             from tunemq_scheduler.api.experiment_handle import ExperimentHandle
             from tunemq_scheduler.api.farm_client import FarmClient
@@ -260,11 +269,11 @@ class Tuner:
         return ExperimentHandle(address, submitted.name, self._trainable, submitted.id)
 
     def _experiment(self) -> Experiment:
-        space, tune, run = self._param_space, self._tune_config, self._run_config
+        trainable, space, tune, run = self._unused_parts()
         # Pickle before `prepare` sets up the algorithms: a later run begins with fresh ones.
         kept = pickle_tuner(space, tune, run)
-        prepared = prepare(self._trainable, space, tune, run)
-        found, self._restored = self._restored, None
+        prepared = prepare(trainable, space, tune, run)
+        found = self._restored_now()
         if found is None:
             storage, options, address = storage_for(prepared), None, ""
         else:
@@ -273,10 +282,31 @@ class Tuner:
 
         def keep(run: int) -> None:
             stopped_by = () if options is None else options.stopped_by(run - 1)
-            name, seed = prepared.trainable_name, prepared.seed
-            save_tuner(storage.folder, kept, name=name, seed=seed, run=run, stopped_by=stopped_by)
+            save_tuner(
+                storage.folder,
+                kept,
+                name=prepared.trainable_name,
+                seed=prepared.seed,
+                run=run,
+                stop=prepared.stop,
+                stopped_by=stopped_by,
+            )
 
         return Experiment(prepared, storage, options, keep=keep, brought_from=address)
+
+    def _unused_parts(self) -> TunerParts:
+        tune, run = self._tune_config, self._run_config
+        search_alg, scheduler = unused(tune.search_alg), unused(tune.scheduler)
+        if search_alg is not tune.search_alg or scheduler is not tune.scheduler:
+            tune = replace(tune, search_alg=search_alg, scheduler=scheduler)
+        if (stop := unused(run.stop)) is not run.stop:
+            run = replace(run, stop=stop)
+        return self.parts._replace(tune=tune, run=run)
+
+    def _restored_now(self) -> RestoredExperiment | None:
+        """Return the experiment to continue; found anew if an earlier `fit` continued it."""
+        found, self._found = self._found, None
+        return self._find() if found is None and self._find is not None else found
 
     def get_results(self) -> ResultGrid:
         """Return the results of `fit`; before `fit`, the results so far of a restored experiment.
@@ -284,8 +314,9 @@ class Tuner:
         Raises:
             TuneError: there are no results yet.
         """
-        if self._results is None and self._restored is not None:
-            return results_so_far(self._restored, self._trainable)
+        if self._results is None and self._find is not None:
+            self._found = self._found or self._find()
+            return results_so_far(self._found, self._trainable)
         if self._results is None:
             raise TuneError("Tuner.get_results() has no results before fit().")
         return self._results

@@ -119,30 +119,28 @@ def restored(
         tune = replace(tune, seed=None)
         with contextlib.suppress(ConfigError):
             param_space = saved.get("param_space") or {}
-    elif param_space is not None and not saved.param_space.problem:
-        _check_space(saved.get("param_space"), param_space)
+    elif param_space is not None and (before := _loaded(saved, "param_space")):
+        _check_space(before[0], param_space)
     space = saved.get("param_space") if param_space is None else param_space
-    if tune_config is not None and not saved.tune_config.problem:
-        _check_tune(saved.get("tune_config"), tune_config)
+    if tune_config is not None and (before := _loaded(saved, "tune_config")):
+        _check_tune(before[0], tune_config)
     if tune.seed not in {None, saved.seed}:
         raise _other("TuneConfig(seed)", saved.seed, tune.seed)
-    stops = None
-    if not saved.run_config.problem:
-        before = saved.get("run_config")
-        _check_run(before, run)
-        stops = StopCriteria(
-            saved=make_stopping(before.stop)[0],
-            saved_for=saved.run,
-            earlier=saved.stopped_by,
-            now=make_stopping(run.stop)[0],
-        )
+    if run_config is not None and (before := _loaded(saved, "run_config")):
+        _check_run(before[0], run_config, is_own_code=is_own_code)
+    stops = StopCriteria(
+        saved=saved.stop,
+        saved_for=saved.run,
+        earlier=saved.stopped_by,
+        now=make_stopping(run.stop)[0],
+    )
     return RestoredExperiment(
         folder=folder,
         store=header.store,
         address=address,
         param_space=space,
         tune=replace(tune, seed=saved.seed),
-        run=replace(run, resume_from_checkpoint=None),
+        run=run,
         options=msgspec.structs.replace(options, stops=stops),
     )
 
@@ -174,6 +172,21 @@ def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
 
 
 # --- checks ---------------------------------------------------------------------------------------
+
+
+def _loaded(saved: SavedTuner, name: str) -> tuple[Any, ...]:
+    """Return the saved argument, to compare the new one with it; nothing if it cannot be loaded."""
+    if getattr(saved, name).problem:
+        return ()
+    try:
+        return (saved.get(name),)
+    except ConfigError as error:
+        _log.warning(
+            "The saved %s cannot be loaded (%s), so the new one is not compared with it.",
+            name,
+            error.__cause__,
+        )
+        return ()
 
 
 def _check_trainable(trainable: Any, saved: SavedTuner) -> None:
@@ -214,11 +227,15 @@ def _check_tune(before: TuneConfig, given: TuneConfig) -> None:
             raise _other(f"TuneConfig({name})", old, new)
 
 
-def _check_run(before: RunConfig, given: RunConfig) -> None:
-    for name in ("checkpoint_config", "resume_from_checkpoint"):
-        old, new = getattr(before, name), getattr(given, name)
-        if old != new and not (name == "resume_from_checkpoint" and new is None):
-            raise _other(f"RunConfig({name})", old, new)
+def _check_run(before: RunConfig, given: RunConfig, *, is_own_code: bool) -> None:
+    old, new = before.resume_from_checkpoint, given.resume_from_checkpoint
+    if before.checkpoint_config != given.checkpoint_config:
+        raise _other(
+            "RunConfig(checkpoint_config)", before.checkpoint_config, given.checkpoint_config
+        )
+    # The journal has the checkpoint from which the search's trials begin.
+    if old != new and new is not None and not is_own_code:
+        raise _other("RunConfig(resume_from_checkpoint)", old, new)
 
 
 def _kind(algorithm: Any) -> str:

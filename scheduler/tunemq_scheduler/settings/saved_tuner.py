@@ -45,7 +45,9 @@ class SavedTuner(msgspec.Struct, kw_only=True):
         trainable: the trainable's name.
         seed: the search's seed, generated if the user set none.
         run: the experiment's run that it was saved for, from 1; it may not have begun.
-        stopped_by: the stop criteria of the run before that one.
+        stop: the stop criteria of that run, which ``run_config`` may have in a form that cannot be
+            loaded.
+        stopped_by: those of the run before that one.
     """
 
     version: int = _VERSION
@@ -58,6 +60,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
     tune_config: _PickledField
     run_config: _PickledField
     run: int = 1
+    stop: tuple[Condition, ...] = ()
     stopped_by: tuple[Condition, ...] = ()
 
     def get(self, name: str) -> Any:
@@ -101,6 +104,7 @@ def save_tuner(
     name: str,
     seed: int,
     run: int = 1,
+    stop: tuple[Condition, ...] = (),
     stopped_by: tuple[Condition, ...] = (),
 ) -> None:
     """Save a tuner in the experiment's folder, durably and atomically.
@@ -110,13 +114,15 @@ def save_tuner(
         parts: the pickled parts.
         name: the trainable's name.
         seed: the search's seed.
-        run, stopped_by: as in `SavedTuner`.
+        run, stop, stopped_by: as in `SavedTuner`.
 
     Raises:
         StoreError: the file cannot be written.
     """
     fields: dict[str, Any] = {**_versions(), **parts}
-    saved = SavedTuner(**fields, trainable=name, seed=seed, run=run, stopped_by=stopped_by)
+    saved = SavedTuner(
+        **fields, trainable=name, seed=seed, run=run, stop=stop, stopped_by=stopped_by
+    )
     path = os.path.join(folder, TUNER_FILE)
     try:
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -207,7 +207,7 @@ def _prepared(
             is_own_code=True,
         )
         found = found._replace(options=msgspec.structs.replace(found.options, also=retried))
-        parts = parts._replace(tune=found.tune, run=found.run)
+        parts = parts._replace(param_space=found.param_space, tune=found.tune, run=found.run)
     # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
     kept = pickle_tuner(parts.param_space, parts.tune, parts.run)
     if job.variables:
@@ -219,8 +219,15 @@ def _prepared(
 
     def keep(run: int) -> None:
         stopped_by = () if found is None else found.options.stopped_by(run - 1)
-        name, seed = prepared.trainable_name, prepared.seed
-        save_tuner(place.folder, kept, name=name, seed=seed, run=run, stopped_by=stopped_by)
+        save_tuner(
+            place.folder,
+            kept,
+            name=prepared.trainable_name,
+            seed=prepared.seed,
+            run=run,
+            stop=prepared.stop,
+            stopped_by=stopped_by,
+        )
 
     return prepared, found, keep
 
