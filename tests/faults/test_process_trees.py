@@ -425,6 +425,38 @@ def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_pa
     assert lost.value.is_unusable
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGKILL])
+def test_forkserver_that_a_signal_ends_while_it_preloads_is_not_the_fault_of_a_trial(
+    serve, tmp_path, number
+):
+    """Any trial of its user may have sent the signal."""
+    write_module(tmp_path, "slow", "import time; time.sleep(600)")
+    server = serve(preload=["slow"], sys_path=[str(tmp_path)])
+    server.start(wait_for_ever)
+    eventually(lambda: "slow" in str(server.listen() or server.client._processes.preloading))
+    os.kill(server.client.pid, number)
+
+    with pytest.raises(ForkserverLost, match="while it preloaded slow") as lost:
+        eventually(server.listen)
+
+    assert lost.value.unended == ["h0"]
+    assert not lost.value.is_unusable
+
+
+def test_forkserver_without_a_process_for_its_check_is_not_the_fault_of_a_trial(serve, tmp_path):
+    """As where trials of its user have used up its processes."""
+    refused = "import errno, os\ndef fork(): raise BlockingIOError(errno.EAGAIN, 'no more')\n"
+    write_module(tmp_path, "refuses", f"{refused}os.fork = fork")
+    server = serve(preload=["refuses"], sys_path=[str(tmp_path)])
+    server.start(wait_for_ever)
+
+    with pytest.raises(ForkserverLost, match="no process or memory left") as lost:
+        eventually(server.listen)
+
+    assert lost.value.unended == ["h0"]
+    assert not lost.value.is_unusable
+
+
 class Unloadable:
     """An object that cannot be unpickled."""
 

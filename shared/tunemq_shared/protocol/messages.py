@@ -156,7 +156,7 @@ class TrialFinished(Message, frozen=True, tag="finished"):
     attempt: int
 
 
-#: `TrialFailed.kind` if a node's forkserver is dead: not the trial's fault.
+#: `TrialFailed.kind` if a node lost its forkserver or has no process left: not the trial's fault.
 FORKSERVER_LOST: Final = "forkserver"
 
 
@@ -170,7 +170,8 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     checkpoint could not be saved, or its store is unavailable), ``memory`` (more than its limit, or
     the machine's), ``cuda_memory`` (a GPU's), ``processes`` (more than its limit), ``time_limit``
     (a step took too long), ``trial_limit`` (the trial's total time is used up), ``stalled`` (too
-    long without a report), ``forkserver`` (its node lost the process that forks trial processes).
+    long without a report), ``forkserver`` (its node lost the process that forks trial processes, or
+    had no process or memory for another one).
     ``output`` is the end of what it printed, for people. ``is_shared``, of a ``forkserver``: other
     trials, of any experiment, were on that node.
     """

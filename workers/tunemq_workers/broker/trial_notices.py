@@ -37,12 +37,21 @@ class TrialEvents:
         self._emit(events_key, messages.encode(waits))
 
     def not_started(
-        self, key: AttemptId, events_key: str, reason: str, kind: str = "start"
+        self,
+        key: AttemptId,
+        events_key: str,
+        reason: str,
+        kind: str = "start",
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """Report that the trial process could not start, as a failure of the trial."""
+        """Report that the trial process could not start, as a failure of the trial.
+
+        ``is_shared``: whether other trials may have caused that.
+        """
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
         error = shortened(f"The trial's process could not start: {reason}", _LONGEST)
-        failed = messages.TrialFailed(*key, kind, error, "", time.time())
+        failed = messages.TrialFailed(*key, kind, error, "", time.time(), is_shared=is_shared)
         self._emit(events_key, messages.encode(failed))
 
     def given_back(self, key: AttemptId, events_key: str, reason: str) -> None:

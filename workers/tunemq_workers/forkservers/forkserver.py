@@ -229,7 +229,13 @@ def main() -> None:
     # The user's entries come first, as in the script, then this interpreter's and TuneMQ's.
     sys.path[:] = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
     before = dict(os.environ)
-    preloaded = _preloaded(boot, control)
+    try:
+        preloaded = _preloaded(boot, control)
+    except OSError as error:
+        if error.errno not in messages.SHORTAGES:
+            raise
+        sys.stderr.write(f"this machine has no room for another process: {error}\n")
+        sys.exit(messages.EXIT_SHORTAGE)
     output_files.flush()
     trial_environment = TrialEnvironment(
         sys_path=list(sys.path),

@@ -328,7 +328,11 @@ class ForkserverClient:
             end = how
         elif code == -signal.SIGKILL:
             end = "was killed by SIGKILL; often that means that memory ran out on this node"
-        is_unusable = not processes.is_ready and (is_unusable or code != -signal.SIGKILL)
+        elif code == messages.EXIT_SHORTAGE:
+            end = "ended because this node has no process or memory left"
+        # Any trial of its user can send it a signal, or use up the processes that it needs.
+        is_failure = code >= 0 and code != messages.EXIT_SHORTAGE
+        is_unusable = not processes.is_ready and (is_unusable or is_failure)
         module = processes.preloading
         preloading = "" if module is None else f" while it preloaded {module}"
         text = f"the forkserver {self.pid} {end}{preloading}; see {self._log}."

@@ -259,8 +259,8 @@ class ForkserverPool:
                 is_alive = server in self._servers
                 self._groups.enter(process, server.process_of(process) if is_alive else None)
                 self._running[process].listener.forked(process, pid)
-            case messages.ProcessExited(process, None):
-                self._running[process].listener.not_started(process, self._why)
+            case messages.ProcessExited(process, None):  # there was no process to fork
+                self._running[process].listener.lost(process, self._why)
             case messages.ProcessExited(process, _, signal, exit_code):
                 self._running[process].listener.exited(process, signal, exit_code)
             case messages.ProcessTreeGone(process):

@@ -8,6 +8,7 @@ process is in its cgroup.
 
 from __future__ import annotations
 
+import errno
 import signal
 from typing import Annotated, Final, TypeAlias
 
@@ -18,6 +19,10 @@ from tunemq_shared.protocol.messages import TrialOrder
 
 #: The part of a forkserver's command line between the interpreter's path and its two arguments.
 COMMAND: Final = ("-P", "-m", "tunemq_workers.forkservers.forkserver")
+#: The exit code of a forkserver for which the machine has no process or memory (EX_TEMPFAIL).
+EXIT_SHORTAGE: Final = 75
+#: The errors of such a machine.
+SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 class ForkserverOptions(msgspec.Struct, frozen=True):

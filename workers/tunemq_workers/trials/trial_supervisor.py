@@ -31,6 +31,7 @@ from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_admission import GpuAdmission
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
+from tunemq_workers.processes.forkserver_messages import SHORTAGES
 from tunemq_workers.processes.tree_watch import TreeWatch
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.reactor import Reactor, cancel, do_nothing
@@ -527,8 +528,15 @@ class TrialSupervisor:
             connection = self._forkservers.start(name, full, self)
         except OSError as problem:
             self._over.add(key)
-            reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
-            self._trial_events.not_started(key, start.events_key, reason)
+            is_short = problem.errno in SHORTAGES
+            if is_short:  # perhaps other trials use up what it needs
+                reason, kind = f"this node has no room for its process: {problem}", FORKSERVER_LOST
+            else:
+                reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
+                kind = "start"
+            self._trial_events.not_started(
+                key, start.events_key, reason, kind, is_shared=is_short and bool(self._processes)
+            )
             self._trial_events.freed(key, start.events_key)
             return
         connection.hold(start.events_key in self._held)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from tests.unit.workers.fakes import Clock, FakeConnection, FakeDisk, FakeTransfers, order, start
@@ -280,6 +283,24 @@ def test_process_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     failed, freed = node.events
     assert failed.kind == "start"
     assert "fork: no memory" in failed.error
+    assert freed == SlotFreed("a", 1)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_machine_without_a_process_left_is_a_failure_of_the_node(node, monkeypatch, others):
+    if others:
+        node.begin("b")
+
+    def refuses(*_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(node.forkservers, "start", refuses)
+    before = len(node.events)
+    orders = [order("b", start())] * others
+    node.supervisor.obey([*orders, order("a", start())])
+    failed, freed = node.events[before:]
+    assert (failed.trial, failed.kind, failed.is_shared) == ("a", "forkserver", bool(others))
+    assert "no room for its process" in failed.error
     assert freed == SlotFreed("a", 1)
 
 
