@@ -107,7 +107,7 @@ class DesiredStateExecutor(TrialExecutor):
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=TrialSpec)
         except msgspec.ValidationError as problem:
-            place = re.search(r"\$\[(\d+)\]", str(problem))
+            place = re.search(r"`\$\[(\d{1,3})\][^`]*`\Z", str(problem))
             field = TrialSpec.__struct_fields__[int(place[1])] if place else "a field"
             raise ConfigError(
                 f"No node can start trial {order.trial}: {field}: {problem}. Give the setting that"

@@ -14,6 +14,7 @@ from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
+from tunemq_workers.runtime.frames import MAX_FROM_TRIAL_BYTES
 from tunemq_workers.runtime.reactor import Reactor, Timer, do_nothing
 from tunemq_workers.runtime.trial_process_state import TrialProcessListener
 from tunemq_workers.system.trial_user import UserAccount
@@ -135,6 +136,7 @@ class ForkserverPool:
             on_other=partial(listener.said, process),
             on_end=partial(listener.closed, process),
             most_unsent=_MOST_UNSENT,
+            longest=MAX_FROM_TRIAL_BYTES,
         )
 
     def term(self, process: str) -> None:

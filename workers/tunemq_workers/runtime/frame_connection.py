@@ -9,7 +9,14 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.base.errors import TransportError
-from tunemq_workers.runtime.frames import EVENT, UNREAD, UNREADABLE, FrameDecoder, frame
+from tunemq_workers.runtime.frames import (
+    EVENT,
+    MAX_FRAME_BYTES,
+    UNREAD,
+    UNREADABLE,
+    FrameDecoder,
+    frame,
+)
 from tunemq_workers.runtime.reactor import READ, WRITE, Reactor, do_nothing
 
 _RECEIVE_BYTES: Final = 256 * 2**10
@@ -26,6 +33,7 @@ class FrameConnection:
         on_end: called when the process closed its end or sent an invalid frame.
         most_unsent: bytes that may wait for a process that does not read; beyond them, ``on_other``
             takes `UNREAD`.
+        longest: bytes of the longest frame that the process may send.
     """
 
     def __init__(
@@ -37,12 +45,13 @@ class FrameConnection:
         on_other: Callable[[int, bytes], None],
         on_end: Callable[[], None],
         most_unsent: float = math.inf,
+        longest: int = MAX_FRAME_BYTES,
     ) -> None:
         self._reactor, self._sock = reactor, sock
         self.on_event = on_event
         self.on_sent: Callable[[int], object] = do_nothing
         self._on_other, self._on_end = on_other, on_end
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(longest)
         self._unsent = bytearray()
         self._most_unsent = most_unsent
         self._is_held = False

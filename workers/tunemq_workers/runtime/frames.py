@@ -48,6 +48,9 @@ MAX_FRAME_BYTES: Final = 32 * 2**20
 #: The longest event of a trial process. The node's loop, which serves all trials, decodes it into
 #: objects: up to 60 bytes of memory and 0.5 µs for each byte.
 MAX_EVENT_BYTES: Final = 2**20
+#: The longest frame of a trial process. Its node holds an unfinished one, and no limit of the trial
+#: counts it.
+MAX_FROM_TRIAL_BYTES: Final = 2 * MAX_EVENT_BYTES
 
 _HEADER: Final = struct.Struct(">IB")
 _pack_header = _HEADER.pack
@@ -60,9 +63,10 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Split a stream of bytes, which may arrive in any pieces, into frames."""
+    """Split a stream of bytes, which may arrive in any pieces, into frames of ``longest`` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = MAX_FRAME_BYTES) -> None:
+        self._longest = longest
         #: The frames that the last `feed` completed before an invalid length.
         self.whole: list[tuple[int, bytes]] = []
         self._rest = b""
@@ -80,10 +84,10 @@ class FrameDecoder:
         offset, end = 0, len(data)
         while end - offset >= _HEADER.size:
             length, kind = _unpack_header(data, offset)
-            if not 0 < length <= MAX_FRAME_BYTES:
+            if not 0 < length <= self._longest:
                 self.whole = frames
                 raise TransportError(
-                    f"a frame says that it has {length} bytes; 1 to {MAX_FRAME_BYTES} are possible."
+                    f"a frame says that it has {length} bytes; 1 to {self._longest} are possible."
                 )
             after = offset + 4 + length
             if after > end:

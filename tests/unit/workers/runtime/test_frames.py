@@ -31,3 +31,10 @@ def test_frame_is_its_length_its_kind_and_its_payload():
 def test_frame_of_an_invalid_length_is_rejected(length):
     with pytest.raises(TransportError, match=f"says that it has {length} bytes"):
         FrameDecoder().feed(length.to_bytes(4, "big") + b"E")
+
+
+def test_decoder_rejects_a_longer_frame_than_its_sender_may_send_at_once():
+    decoder = FrameDecoder(longest=10)
+    assert decoder.feed(frame(EVENT, b"123456789")) == [(EVENT, b"123456789")]
+    with pytest.raises(TransportError, match="has 11 bytes; 1 to 10 are possible"):
+        decoder.feed(frame(EVENT, b"1234567890")[:5])
