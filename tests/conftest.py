@@ -18,7 +18,7 @@ import pytest
 from tests.support.fake_gpus import FakeGpus
 from tests.support.stores.object_servers import bucket, minio, served, shared_minio, shared_served  # noqa: F401
 from tests.support.waiting import descendants, eventually
-from tunemq_shared.system.process_control import is_memory_private
+from tunemq_shared.system.process_attributes import is_memory_private
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")

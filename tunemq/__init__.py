@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         RunConfig,
         TuneConfig,
     )
-    from tunemq_scheduler.settings.log_policy import LogPolicy
+    from tunemq_scheduler.settings.printed_line_policy import LogPolicy
     from tunemq_scheduler.settings.trial_limit_settings import TrialLimits
     from tunemq_scheduler.stopping.stopper import Stopper
     from tunemq_shared.base.errors import TuneError
@@ -63,7 +63,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "TuneConfig",
     ),
     "tunemq_scheduler.settings.trial_limit_settings": ("TrialLimits",),
-    "tunemq_scheduler.settings.log_policy": ("LogPolicy",),
+    "tunemq_scheduler.settings.printed_line_policy": ("LogPolicy",),
     "tunemq_scheduler.results.result": ("Result",),
     "tunemq_scheduler.results.result_grid": ("ResultGrid",),
     "tunemq_scheduler.api.run": ("run",),

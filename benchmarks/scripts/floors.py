@@ -17,7 +17,7 @@ from measured import tell
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisIsAway
 
-from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_scheduler.embedded.redis_command import find_redis_server, redis_command
 
 PAYLOAD = "x" * 300
 

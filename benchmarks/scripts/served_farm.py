@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_scheduler.embedded.redis_command import find_redis_server, redis_command
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle

@@ -23,8 +23,8 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.registration import BatchHeader
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 from tunemq_workers.broker.event_publisher import EventPublisher
 from tunemq_workers.broker.publisher_messages import AppendBatches
 

@@ -10,7 +10,7 @@ import pytest
 import tunemq as tune
 from tests.support.searches.searches import results_of, table_of
 from tunemq_scheduler.journal import journal_writer
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ import tunemq as tune
 from tests.acceptance.scripts import write
 from tests.support.searches.searches import fit, printed_by, results_of
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import tunemq as tune
 from tests.support.searches.searches import results_of, table_of
 from tests.support.stores.object_servers import ObjectServer
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 
 pytestmark = pytest.mark.integration
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that answers may take its time, as one on a busy machine does."""
-    monkeypatch.setattr(remote_objects, "PROBE_S", 30.0)
-    monkeypatch.setattr(remote_objects, "PROBE_ANSWER_S", 30.0)
+    monkeypatch.setattr(remote_object_store, "PROBE_S", 30.0)
+    monkeypatch.setattr(remote_object_store, "PROBE_ANSWER_S", 30.0)
 
 
 def train(config):

@@ -16,14 +16,14 @@ from tests.support.stores.object_servers import ObjectServer, ServedFolder
 from tests.support.waiting import eventually, need
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, TransferCancelled, in_parallel, retried
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.object_store import (
     InvalidObjectName,
     NoSuchObject,
     ObjectSizeMismatch,
 )
-from tunemq_shared.objects.remote_objects import RemoteObjects
+from tunemq_shared.objects.remote_object_store import RemoteObjects
 from tunemq_shared.objects.store_traffic import TRAFFIC
 
 LARGE = 2 * PART + 12345
@@ -55,7 +55,7 @@ class TestObjectStore:
     """The test suite of the contract."""
 
     def test_probe_of_a_usable_place_leaves_it_unchanged(self, objects, monkeypatch):
-        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # on a busy machine
+        monkeypatch.setattr(remote_object_store, "PROBE_S", 60.0)  # on a busy machine
         objects.probe()
         assert list(objects.list()) == []
 
@@ -176,7 +176,7 @@ class TestObjectStore:
         with pytest.raises(InvalidObjectName, match="longer than 1024 bytes"):
             put(objects, f"{longest}k", tmp_path / "file")
         # A server with a lower limit reports it itself.
-        monkeypatch.setattr(remote_objects, "MOST_KEY_BYTES", 10_000)
+        monkeypatch.setattr(remote_object_store, "MOST_KEY_BYTES", 10_000)
         before = TRAFFIC.so_far().failures
         with pytest.raises(InvalidObjectName, match="KeyTooLong"):
             put(objects, f"{longest}k", tmp_path / "file")
@@ -231,7 +231,7 @@ def test_file_whose_first_parts_the_server_forgot_is_sent_again(
             forgotten.append(objects.abort_uploads(lambda _key: True))
 
     with shared_minio.objects(shared_minio.create_bucket()) as objects:
-        monkeypatch.setattr(remote_objects, "failpoint", forget)
+        monkeypatch.setattr(remote_object_store, "failpoint", forget)
         put(objects, "a", tmp_path / "file")
         assert forgotten == [1]
         objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=CancelToken(200))
@@ -241,7 +241,7 @@ def test_file_whose_first_parts_the_server_forgot_is_sent_again(
 def test_running_transfer_can_be_cancelled(shared_minio, tmp_path, monkeypatch):
     make_file(tmp_path / "file", 4 * PART)
     cancel = CancelToken()
-    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: cancel.cancel())
+    monkeypatch.setattr(remote_object_store, "failpoint", lambda _name: cancel.cancel())
     with shared_minio.objects(shared_minio.create_bucket()) as objects:
         with pytest.raises(TransferCancelled):
             put(objects, "a", tmp_path / "file", cancel)

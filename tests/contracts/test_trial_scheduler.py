@@ -17,7 +17,7 @@ from tunemq_scheduler.schedulers import (
     make_scheduler,
     read_verdict,
 )
-from tunemq_shared.protocol.conditions import Condition, first_that_holds
+from tunemq_shared.protocol.result_conditions import Condition, first_that_holds
 
 STEPS = 30
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.compose_project import Failed, Run
-from tunemq_scheduler.security.forged_uploads import forgeries
+from tunemq_scheduler.security.forged_signatures import forgeries
 
 #: Trials, and steps of each, half a second each: enough to be killed in the middle, and few.
 MANY: Final = 24, 60

@@ -27,7 +27,7 @@ from tests.deploy.compose_parts import (
     running_store,
 )
 from tests.support.farms.farm_processes import free_port
-from tunemq_scheduler.security.forged_uploads import UNSIGNED, forgeries
+from tunemq_scheduler.security.forged_signatures import UNSIGNED, forgeries
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.farm_support import is_alive
 from tests.support.farms.farm_service import SUPERSEDED, FarmService, Search, farm_service
 from tests.support.waiting import eventually
-from tunemq_scheduler.storage.run_record import read_record
+from tunemq_scheduler.storage.last_run import read_record
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 

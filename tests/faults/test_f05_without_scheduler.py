@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.waiting import eventually
-from tunemq_scheduler.storage.run_record import read_record
+from tunemq_scheduler.storage.last_run import read_record
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 

@@ -14,8 +14,8 @@ from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.searches.chain_searches import ChainSearch, chain_searches
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import descendants, eventually
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
-from tunemq_scheduler.storage.run_record import stored_record
+from tunemq_scheduler.journal.journal_files import FILE_NAME
+from tunemq_scheduler.storage.last_run import stored_record
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.key_files import journal_signer
 

@@ -17,7 +17,7 @@ from tests.support.searches.chain import chain, expected, open_gate
 from tests.support.small_disk import on_small_disk
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.nodes.failing_nodes import FIRST_PAUSE_S, TRIALS_IN_A_ROW
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]

@@ -27,8 +27,8 @@ from tunemq_scheduler.api.tuner import Tuner
 from tunemq_scheduler.cli.journal_command import EXIT_DAMAGED, check_journal, salvage_journal
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.journal import journal_writer
+from tunemq_scheduler.journal.journal_files import FILE_NAME, SNAPSHOT_SUFFIX, TURNS_SUFFIX
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, SNAPSHOT_SUFFIX, TURNS_SUFFIX
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 
 pytestmark = pytest.mark.integration

@@ -12,8 +12,8 @@ import pytest
 import tunemq as tune
 from tests.support.searches.searches import results_of, table_of, tuner
 from tunemq_scheduler.api.tuner import Tuner
+from tunemq_scheduler.journal.journal_files import FILE_NAME, turns_file
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, turns_file
 from tunemq_scheduler.journal.salvage import salvage
 from tunemq_shared.protocol.messages import ConfigSuggested, TrialFinished, decode_records
 

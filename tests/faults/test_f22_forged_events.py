@@ -15,8 +15,8 @@ import tunemq as tune
 from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_frames import JournalFrames, pack
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["ended_searches"]

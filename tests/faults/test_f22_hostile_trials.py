@@ -23,7 +23,7 @@ from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, printed_by, results_of
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.logs import output_files

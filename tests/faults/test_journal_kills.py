@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS, after, state_of, take_snapshot
 from tunemq_scheduler.journal.journal_writer import Journal
-from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers
+from tunemq_scheduler.journal.journal_files import TURNS_SUFFIX, numbers
 
 folder = Path(sys.argv[1])
 if numbers(folder, TURNS_SUFFIX):

@@ -25,7 +25,7 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_shared.base.failpoints import VARIABLE
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX
+from tunemq_shared.checkpoints.checkpoint_markers import TEMPORARY_PREFIX
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointWritten,

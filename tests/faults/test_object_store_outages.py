@@ -20,7 +20,7 @@ from tunemq_shared.base.retrying import (
     TransferCancelled,
     TransferTimedOut,
 )
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -38,8 +38,8 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     # A healthy server has to answer within this time on a busy machine, too.
-    monkeypatch.setattr(remote_objects, "CONNECT_S", 4.0)
-    monkeypatch.setattr(remote_objects, "READ_S", 4.0)
+    monkeypatch.setattr(remote_object_store, "CONNECT_S", 4.0)
+    monkeypatch.setattr(remote_object_store, "READ_S", 4.0)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def put(
-    objects: S3Objects, file: Path, cancel: CancelToken, on_trouble=remote_objects.ignore
+    objects: S3Objects, file: Path, cancel: CancelToken, on_trouble=remote_object_store.ignore
 ) -> None:
     data = file.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
@@ -81,7 +81,7 @@ class Once:
 def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
     """Call a function between two parts of a file."""
     left = iter([lambda: None, call])
-    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(left, lambda: None)())
+    monkeypatch.setattr(remote_object_store, "failpoint", lambda _name: next(left, lambda: None)())
 
 
 def test_f21_upload_continues_after_the_server_died_within_a_file(

@@ -20,7 +20,7 @@ from tests.support.searches.killed_searches import GONE_WITHIN_S
 from tests.support.stores.object_servers import ObjectServer
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.protocol import messages as m
 

@@ -11,7 +11,7 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.own_store import Start, own_bucket, server, start
 from tests.support.waiting import eventually
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol import messages as m

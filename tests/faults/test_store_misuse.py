@@ -10,7 +10,7 @@ from tests.support.searches.killed_searches import NODE
 from tests.support.stores.own_store import own_bucket, server, start
 from tests.support.waiting import eventually
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.signing.key_files import journal_signer

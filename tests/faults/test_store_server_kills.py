@@ -14,7 +14,7 @@ import pytest
 from tests.support.stores.object_servers import ServedFolder, serving
 from tunemq_scheduler.cli.store_command import BUCKET, INCOMPLETE
 from tunemq_shared.base.retrying import CancelToken, TransferTimedOut, in_parallel, retried
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.multipart import PART
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -101,7 +101,9 @@ def test_f21_upload_continues_after_a_server_outage(server, objects, tmp_path, m
         is_dead.set()
 
     reached = iter([lambda: None, kill])
-    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(reached, lambda: None)())
+    monkeypatch.setattr(
+        remote_object_store, "failpoint", lambda _name: next(reached, lambda: None)()
+    )
 
     def start_again(trouble: str) -> None:
         with one_at_a_time:  # several parts are on their way
@@ -126,7 +128,7 @@ def test_f21_upload_continues_after_a_server_outage(server, objects, tmp_path, m
 
 def test_f10_silent_server_is_reported_and_its_late_answer_is_used(server, tmp_path, monkeypatch):
     # A resumed server has to answer within this time on a busy machine, too.
-    monkeypatch.setattr(remote_objects, "READ_S", 4.0)
+    monkeypatch.setattr(remote_object_store, "READ_S", 4.0)
     sha256 = make_file(tmp_path / "file", LARGE)
     with server.objects(BUCKET) as objects:
         server.freeze()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from tests.fuzz.samples import Samples
-from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 
 #: Number of random values per type to start with.
 _SAMPLES = 12

@@ -13,7 +13,7 @@ import msgspec
 
 from tests.fuzz.decoder import Bench, Decoder, samples_of
 from tunemq_scheduler.cli.run_command import _pairs
-from tunemq_scheduler.output.result_rows import ends_with, read_rows, results_in
+from tunemq_scheduler.output.result_file_reader import ends_with, read_rows, results_in
 from tunemq_scheduler.results import result
 from tunemq_scheduler.results.csv_cells import columns_of
 from tunemq_scheduler.search.space_file import read_space_file
@@ -31,8 +31,8 @@ from tunemq_shared.base.errors import (
 )
 from tunemq_shared.checkpoints import manifest
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import read_notes
-from tunemq_shared.checkpoints.temporary_checkpoints import bytes_to_folder
+from tunemq_shared.checkpoints.checkpoint_bytes import bytes_to_folder
+from tunemq_shared.checkpoints.checkpoint_markers import read_notes
 from tunemq_shared.code import config_packing
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.bundles import remove, unpack
@@ -89,10 +89,10 @@ def of_results(bench: Bench) -> list[Decoder]:
             (),
             (b'{"loss": NaN, "training_iteration": 1, "trial_id": "t_00000"}\n' * 2, *_JSON),
             (
-                "tunemq_scheduler.output.result_rows:_of_json",
-                "tunemq_scheduler.output.result_rows:_decode_row",
-                "tunemq_scheduler.output.result_rows:_may_be_torn",
-                "tunemq_scheduler.output.result_rows:results_in",
+                "tunemq_scheduler.output.result_file_reader:_of_json",
+                "tunemq_scheduler.output.result_file_reader:_decode_row",
+                "tunemq_scheduler.output.result_file_reader:_may_be_torn",
+                "tunemq_scheduler.output.result_file_reader:results_in",
             ),
         ),
         Decoder(
@@ -100,7 +100,7 @@ def of_results(bench: Bench) -> list[Decoder]:
             lambda data: _rows_in(bench.written("rows/progress.csv", data)),
             (),
             (csv, b'training_iteration,trial_id,a\n1,t_00000,"b,c"\n2,t_00000,\n'),
-            ("tunemq_scheduler.output.result_rows:_cells",),
+            ("tunemq_scheduler.output.result_file_reader:_cells",),
         ),
         Decoder(
             "first line of progress.csv",
@@ -123,7 +123,7 @@ def of_results(bench: Bench) -> list[Decoder]:
             lambda data: read_notes(str(bench.written("notes/.tune_metadata.json", data).parent)),
             (CheckpointError,),
             _JSON,
-            ("tunemq_shared.checkpoints.checkpoint_folders:read_notes",),
+            ("tunemq_shared.checkpoints.checkpoint_markers:read_notes",),
         ),
         Decoder(
             "manifest",
@@ -137,7 +137,7 @@ def of_results(bench: Bench) -> list[Decoder]:
             lambda data: _unpacked_object(bench, data),
             (CheckpointError,),
             (msgspec.msgpack.encode({"a": b"1", "b/c": b"2"}),),
-            ("tunemq_shared.checkpoints.temporary_checkpoints:bytes_to_folder",),
+            ("tunemq_shared.checkpoints.checkpoint_bytes:bytes_to_folder",),
         ),
         Decoder(
             "followed file",

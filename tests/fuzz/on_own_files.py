@@ -17,7 +17,7 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.experiment import code_upload
+from tunemq_scheduler.experiment import code_package
 from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.output.event_streams import EventStreams
@@ -26,17 +26,17 @@ from tunemq_scheduler.farm.service import farm_nodes
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
-from tunemq_scheduler.journal import ended_trials, journal_contents, journal_reader
+from tunemq_scheduler.journal import ended_trials, journal_headers, journal_reader
 from tunemq_scheduler.output.callback_states import STATES_FILE, CallbackStates
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.search import algorithm_states
 from tunemq_scheduler.settings import saved_tuner
-from tunemq_scheduler.storage import run_record
+from tunemq_scheduler.storage import last_run
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import (
     ConfigError,
     JournalError,
 )
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.protocol import messages
 
@@ -112,19 +112,19 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
         ),
         Decoder(
             "run record",
-            lambda data: run_record._decoded(data, "it"),
+            lambda data: last_run._decoded(data, "it"),
             (JournalError,),
-            (*samples_of(run_record.RunRecord, as_json=True), _a_run_record()),
-            ("tunemq_scheduler.storage.run_record:_decoded",),
+            (*samples_of(last_run.RunRecord, as_json=True), _a_run_record()),
+            ("tunemq_scheduler.storage.last_run:_decoded",),
         ),
         Decoder(
             "trainable of the first run",
-            lambda data: code_upload._of_first_run(
-                BlobFolder(bench.written(f"b/{code_upload._FIRST}", data).parent)
+            lambda data: code_package._of_first_run(
+                BlobFolder(bench.written(f"b/{code_package._FIRST}", data).parent)
             ),
             (),
             samples_of(messages.BlobRef, as_json=True),
-            ("tunemq_scheduler.experiment.code_upload:_of_first_run",),
+            ("tunemq_scheduler.experiment.code_package:_of_first_run",),
         ),
         Decoder(
             "farm settings",
@@ -179,36 +179,36 @@ def _of_journal(bench: Bench) -> Iterator[Decoder]:
         )
     yield Decoder(
         "payload of a snapshot",
-        lambda data: journal_contents.readable(data, journal_reader._decode_snapshot, whole),
+        lambda data: journal_headers.readable(data, journal_reader._decode_snapshot, whole),
         (JournalError,),
-        samples_of(journal_contents.JournalSnapshot),
+        samples_of(journal_headers.JournalSnapshot),
         ("tunemq_scheduler.journal.journal_reader:_decode_snapshot",),
     )
     yield Decoder(
         "payload of a history",
-        lambda data: journal_contents.readable(data, ended_trials._decode, whole),
+        lambda data: journal_headers.readable(data, ended_trials._decode, whole),
         (JournalError,),
         samples_of(list[ended_trials.FinishedTrial]),
         ("tunemq_scheduler.journal.ended_trials:_decode",),
     )
     for kind in (
-        journal_contents.SegmentHeader,
-        journal_contents.SnapshotHeader,
-        journal_contents.HistoryHeader,
+        journal_headers.SegmentHeader,
+        journal_headers.SnapshotHeader,
+        journal_headers.HistoryHeader,
     ):
         yield Decoder(
             f"header {kind.__name__}",
-            lambda data, kind=kind: journal_contents.decode_header(data, kind, whole),  # type: ignore[misc]
+            lambda data, kind=kind: journal_headers.decode_header(data, kind, whole),  # type: ignore[misc]
             (JournalError,),
             tuple(map(_of_this_version, samples_of(kind))),
             (
-                "tunemq_scheduler.journal.journal_contents:decode_header",
-                "tunemq_scheduler.journal.journal_contents:_decode_any_header",
+                "tunemq_scheduler.journal.journal_headers:decode_header",
+                "tunemq_scheduler.journal.journal_headers:_decode_any_header",
             ),
         )
     yield Decoder(
         "turn of a journal",
-        lambda data: journal_contents.readable(data, messages.decode_records, whole),
+        lambda data: journal_headers.readable(data, messages.decode_records, whole),
         (JournalError,),
         tuple(messages.encode(turn) for turn in TURNS),
         (),
@@ -229,7 +229,7 @@ def _of_this_version(header: bytes) -> bytes:
     return msgspec.msgpack.encode(
         {
             **fields,
-            "version": journal_contents.JOURNAL_VERSION,
+            "version": journal_headers.JOURNAL_VERSION,
             "protocol": messages.PROTOCOL_VERSION,
         }
     )
@@ -296,4 +296,4 @@ def _tuners() -> tuple[bytes, ...]:
 
 def _a_run_record() -> bytes:
     holder = LeaseHolder.this_process()
-    return msgspec.json.encode(run_record.RunRecord(holder=holder, term=1, run=1, is_warm=True))
+    return msgspec.json.encode(last_run.RunRecord(holder=holder, term=1, run=1, is_warm=True))

@@ -20,9 +20,9 @@ from tunemq_scheduler.farm.ipc import ipc_messages as relay
 from tunemq_scheduler.farm.ipc import nonblocking_frames as relay_frames
 from tunemq_scheduler.farm.service.request_entry import KINDS, InvalidRequest, decode_entry
 from tunemq_scheduler.transport.nodes.registration_checks import read_registration
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import MetricError, RequestRejected, TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
-from tunemq_shared.executables.report_line import ReportCall
+from tunemq_shared.executables.report_socket import ReportCall
 from tunemq_shared.health import node_metrics
 from tunemq_shared.protocol import messages, output_pieces, registration
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
@@ -277,7 +277,7 @@ def of_processes() -> list[Decoder]:
             _report,
             (MetricError,),
             (b'{"metrics": {"loss": 1}, "checkpoint": ""}\n',),
-            ("tunemq_shared.executables.report_line:ReportCall.read",),
+            ("tunemq_shared.executables.report_socket:ReportCall.read",),
         ),
     ]
 

@@ -11,11 +11,11 @@ import msgspec
 from tests.fuzz.decoder import Bench, Decoder
 from tests.support.keys import key_folder, of_scheduler
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
-from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task
 from tunemq_workers.broker.node_signing import NodeSigning
+from tunemq_workers.broker.task_validation import InvalidCeleryMessage, check_task
 
 _NODE = "0123456789abcdef"
 _KEY = "tunemq:events:1"
@@ -97,9 +97,9 @@ def of_signing(bench: Bench) -> list[Decoder]:
             (InvalidCeleryMessage,),
             (_task(),),
             (
-                "tunemq_workers.broker.consumer_messages:_task",
-                "tunemq_workers.broker.consumer_messages:_arguments",
-                "tunemq_workers.broker.consumer_messages:check_task",
+                "tunemq_workers.broker.task_validation:_task",
+                "tunemq_workers.broker.task_validation:_arguments",
+                "tunemq_workers.broker.task_validation:check_task",
             ),
         )
     )

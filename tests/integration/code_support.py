@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.farm_support import Scheduler
-from tunemq_scheduler.experiment.code_upload import search_path
+from tunemq_scheduler.experiment.code_package import search_path
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle

@@ -25,7 +25,6 @@ from tests.support.waiting import eventually, need
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.config_packing import pack_config
-from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 from tunemq_shared.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -37,6 +36,7 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 from tunemq_shared.protocol.registration import NodeRegistration, decode_header, decode_registration
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.trainable.trainable_blobs import ship
 

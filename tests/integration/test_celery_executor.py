@@ -27,7 +27,7 @@ from tunemq_scheduler.transport.nodes import lease_watch
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END, next_result
+from tunemq_shared.protocol.result_conditions import TO_THE_END, next_result
 
 pytestmark = pytest.mark.integration
 

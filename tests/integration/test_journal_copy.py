@@ -28,10 +28,10 @@ from tunemq_scheduler.experiment import bring_experiment as bringing
 from tunemq_scheduler.journal import journal_copy
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
 from tunemq_scheduler.journal.journal_copy import JournalCopy
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_scheduler.journal.journal_writer import Journal
-from tunemq_scheduler.storage.run_record import RunRecord, read_record
+from tunemq_scheduler.storage.last_run import RunRecord, read_record
 from tunemq_shared.base.errors import BugError, JournalError, RunSuperseded
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectInfo, ObjectStore

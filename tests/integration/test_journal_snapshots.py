@@ -17,10 +17,10 @@ from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
-from tunemq_scheduler.journal import journal_layout, journal_writer
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal import journal_files, journal_writer
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
-from tunemq_scheduler.output import unsynced_files
+from tunemq_scheduler.output import pending_fsyncs
 
 pytestmark = pytest.mark.integration
 
@@ -96,17 +96,17 @@ def test_f04_trial_files_are_on_disk_before_a_snapshot_drops_their_records(
 ) -> None:
     monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 3_000)
     monkeypatch.setattr(
-        unsynced_files, "AT_ONCE", at_once
+        pending_fsyncs, "AT_ONCE", at_once
     )  # with 0 a thread does it, as far as it can
     disk = Disk(monkeypatch)
-    put_in_place = journal_layout.put_in_place
+    put_in_place = journal_files.put_in_place
     missing: list[tuple[str, int]] = []
     names: set[str] = set()
     snapshots = 0
 
     def noted(part: Path, path: Path) -> None:
         nonlocal snapshots
-        if path.suffix == journal_layout.SNAPSHOT_SUFFIX:
+        if path.suffix == journal_files.SNAPSHOT_SUFFIX:
             snapshots += 1
             found = [
                 one
@@ -117,7 +117,7 @@ def test_f04_trial_files_are_on_disk_before_a_snapshot_drops_their_records(
             missing.extend((str(one), lacks) for one in found if (lacks := disk.lacks(one)))
         put_in_place(part, path)
 
-    monkeypatch.setattr(journal_layout, "put_in_place", noted)
+    monkeypatch.setattr(journal_files, "put_in_place", noted)
     fit(
         fails_first,
         {"slope": tune.grid_search([0.1, 0.6, 0.2, 0.7])},

@@ -17,7 +17,7 @@ from tests.support.journal_records import read_records
 from tests.support.searches.searches import fit
 from tunemq_scheduler.core.trials.trial import TrialSummary
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.protocol import messages as m
 

@@ -21,7 +21,6 @@ from tests.integration.farm_support import (
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
@@ -33,6 +32,7 @@ from tunemq_shared.protocol.messages import (
     TrialProcessDied,
     TrialStarted,
 )
+from tunemq_shared.protocol.result_conditions import next_result
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers import work_folder
 

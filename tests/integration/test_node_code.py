@@ -21,7 +21,7 @@ from tests.support.searches.plans import PLAN
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.experiment.code_upload import CodePackage, package_code
+from tunemq_scheduler.experiment.code_package import CodePackage, package_code
 from tunemq_scheduler.experiment.start_checks import prepare
 from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
@@ -30,7 +30,6 @@ from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.bundles import remove
 from tunemq_shared.code.config_packing import pack_config
-from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.messages import (
     Environment,
     ResultReported,
@@ -39,6 +38,7 @@ from tunemq_shared.protocol.messages import (
     TrialFinished,
     TrialSpec,
 )
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 from tunemq_shared.trainable.parameters import with_parameters
 
 __all__ = ["scheduler", "server"]

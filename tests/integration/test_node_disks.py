@@ -72,7 +72,7 @@ def test_machine_watch_says_why_the_working_folder_takes_no_file(
     program = (
         "import sys\n"
         "from tunemq_shared.health.node_metrics import decode_node_metrics\n"
-        "from tunemq_workers.system.machine_watch import MachineWatch\n"
+        "from tunemq_workers.system.node_metrics_collector import MachineWatch\n"
         "from tests.support.waiting import eventually\n"
         "place = sys.argv[1]\n"
         "watch = MachineWatch('1', place, folders=(place + '/blobs', place + '/cache'))\n"

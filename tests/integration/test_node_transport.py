@@ -16,14 +16,14 @@ from tests.integration.node_fixtures import server
 from tests.integration.test_node_streams import without_end
 from tests.support.waiting import eventually
 from tunemq_scheduler.transport import node_transport
-from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.event_batches import events_of
+from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.nodes import lease_watch
-from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 
 __all__ = ["server"]
 

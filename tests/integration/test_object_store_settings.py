@@ -16,8 +16,8 @@ from tests.support.stores.object_servers import Certificate, running_minio
 from tests.support.stores.store_roles import wait_for_users
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.checkpoints.open_store import open_objects
-from tunemq_shared.objects import remote_objects
-from tunemq_shared.objects.remote_objects import PROBE_S
+from tunemq_shared.objects import remote_object_store
+from tunemq_shared.objects.remote_object_store import PROBE_S
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -37,8 +37,8 @@ def rejection(address: str, environ: dict[str, str]) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits: a server on a busy machine answers late."""
-    monkeypatch.setattr(remote_objects, "PROBE_S", 20.0)
-    monkeypatch.setattr(remote_objects, "PROBE_ANSWER_S", 20.0)
+    monkeypatch.setattr(remote_object_store, "PROBE_S", 20.0)
+    monkeypatch.setattr(remote_object_store, "PROBE_ANSWER_S", 20.0)
 
 
 def use(address: str, environ: dict[str, str]) -> S3Objects:

@@ -11,7 +11,7 @@ from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.output_pieces import OutputChunk, encode
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
 __all__ = ["server"]
 

@@ -11,7 +11,7 @@ from tests.support.journal_records import read_turns
 from tests.support.searches.journals import check_journal, ended_searches
 from tests.support.searches.searches import fit
 from tunemq.schedulers import ASHAScheduler
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_shared.base.errors import InvariantBroken
 

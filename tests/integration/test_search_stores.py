@@ -14,7 +14,7 @@ from tests.support.searches.checkpoints import contents
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
 from tests.support.waiting import eventually, free_port
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole, try_store

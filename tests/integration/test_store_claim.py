@@ -16,7 +16,7 @@ from tests.support.stores.own_store import own_bucket, server
 from tests.support.waiting import eventually
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.storage import store_claim
-from tunemq_scheduler.storage.run_record import RunRecord, store_record
+from tunemq_scheduler.storage.last_run import RunRecord, store_record
 from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_shared.base.errors import ConfigError, RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken

@@ -22,7 +22,7 @@ from tunemq_scheduler.cli.store_command import BUCKET, find_rclone
 from tunemq_scheduler.security import own_addresses
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, in_parallel, retried
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -309,10 +309,10 @@ def test_store_serve_without_tls_warns_that_data_can_be_changed(tmp_path):
 def test_server_that_accepts_and_never_answers_is_given_up(tmp_path, monkeypatch):
     with serving(tmp_path / "server") as server, server.objects(BUCKET) as objects:
         server.freeze()
-        with pytest.raises(StoreError, match=f"Gave up after {remote_objects.PROBE_S:g} s"):
+        with pytest.raises(StoreError, match=f"Gave up after {remote_object_store.PROBE_S:g} s"):
             objects.probe()
         server.thaw()
-        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # it may take its time
+        monkeypatch.setattr(remote_object_store, "PROBE_S", 60.0)  # it may take its time
         objects.probe()
 
 

@@ -15,8 +15,7 @@ from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
-from tunemq_shared.protocol.conditions import next_result
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_shared.protocol.messages import (
     ResultReported,
     SlotFreed,
@@ -25,6 +24,7 @@ from tunemq_shared.protocol.messages import (
     TrialProcessDied,
     TrialStarted,
 )
+from tunemq_shared.protocol.result_conditions import next_result
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.forkserver_driver import alive, serve
 from tests.support.waiting import eventually
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -24,6 +23,7 @@ from tunemq_shared.protocol.messages import (
     TrialStarted,
     TrialWaits,
 )
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_workers.runtime import frames
 
 __all__ = ["serve"]

@@ -13,9 +13,9 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.own_store import own_bucket, server
 from tunemq.syncer import SyncConfig
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
-from tunemq_scheduler.storage.run_record import read_record
+from tunemq_scheduler.storage.last_run import read_record
 from tunemq_shared.signing.key_files import journal_signer
 
 __all__ = ["own_bucket", "server"]

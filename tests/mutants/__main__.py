@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, cast
 import psutil
 
 from tests.mutants.table import ROOT, Mutant, all_mutants
-from tunemq_shared.system.process_control import become_subreaper
+from tunemq_shared.system.process_attributes import become_subreaper
 
 _OPTIONS: Final = ("-q", "--tb=no", "-rfEs", "-p", "no:randomly", "-p", "no:cacheprovider")
 

@@ -14,7 +14,7 @@ from tests.integration.farm_support import RedisServer, Scheduler
 from tests.support.farms.farm_processes import Command
 from tests.support.keys import key_folder, of_scheduler, of_worker
 from tests.support.waiting import eventually
-from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.health.node_metrics import NodeMetrics, decode_node_metrics

@@ -10,7 +10,7 @@ import pytest
 from tests.certificate_server import showing
 from tests.support.farms.examined_farm import ExaminedFarm, farm
 from tests.support.stores.object_servers import Certificate
-from tunemq_scheduler.security.certificates import Certificate as FarmCertificate
+from tunemq_scheduler.security.certificate_expiry import Certificate as FarmCertificate
 from tunemq_scheduler.security.doctor import certificates as module
 from tunemq_scheduler.security.doctor.certificates import check_certificates
 from tunemq_scheduler.security.findings import FindingLevel

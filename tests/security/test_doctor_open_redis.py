@@ -14,7 +14,7 @@ from tests.support.farms.doctor_answers import Examination
 from tests.support.farms.network_namespaces import Host, Hosts
 from tests.support.proxies.lying_redis import WITH_THE_CVE
 from tests.support.waiting import eventually
-from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_scheduler.embedded.redis_command import find_redis_server
 from tunemq_scheduler.security.findings import FindingLevel
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
-from tunemq_scheduler.security.doctor.argument_checks import (
+from tunemq_scheduler.security.doctor.process_argument_checks import (
     KnownSecrets,
     ListedProcess,
     check_arguments,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import run_tunemq
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.rejections import OFTEN_HONEST
+from tunemq_shared.protocol.rejection_counter import OFTEN_HONEST
 from tunemq_shared.signing.key_files import read_key_file
 from tunemq_shared.signing.live_keys import KeyRole
 from tunemq_shared.signing.message_signing import HEAD_BYTES

@@ -104,7 +104,7 @@ KEY_HOLDERS = {
     "the supervisor": "scheduler/tunemq_scheduler/farm/scheduler_service.py",
     "the node": "workers/tunemq_workers/node/node_process.py",
     "the consumer": "workers/tunemq_workers/broker/celery_consumer.py",
-    "transfers and log scanners": "workers/tunemq_workers/processes/child_start.py",
+    "transfers and log scanners": "workers/tunemq_workers/processes/child_entry.py",
 }
 
 

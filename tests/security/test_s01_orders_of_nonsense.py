@@ -11,7 +11,6 @@ import pytest
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.waiting import eventually
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import (
     BlobRef,
     CheckpointRef,
@@ -20,6 +19,7 @@ from tunemq_shared.protocol.messages import (
     TrialSpec,
 )
 from tunemq_shared.protocol.node_orders import Text
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 __all__ = ["node", "scheduler", "server"]

@@ -17,13 +17,13 @@ from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment.bring_experiment import bring_experiment
-from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
+from tunemq_scheduler.journal.copy_layout import CopiedObject, parse_key
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_copy import JournalCopy
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
-from tunemq_scheduler.storage.run_record import RunRecord, store_record, stored_record
+from tunemq_scheduler.storage.last_run import RunRecord, store_record, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectStore

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.stores.store_roles import ROLES, admin_of, make_roles
-from tunemq_scheduler.security.forged_uploads import forgeries
+from tunemq_scheduler.security.forged_signatures import forgeries
 from tunemq_scheduler.security.store_probes import _Asker
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.objects.object_client import StoreRequestDenied

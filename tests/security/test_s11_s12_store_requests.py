@@ -17,7 +17,7 @@ from tunemq_scheduler.cli import store_command
 from tunemq_scheduler.farm.monitoring.listen_address import parse_listen
 from tunemq_scheduler.farm.monitoring.trusted_requests import TrustedRequests, UntrustedRequest
 from tunemq_shared.base.errors import ConfigError, StoreError
-from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.s3_address import parse_address
 from tunemq_shared.objects.s3_objects import S3Objects
 
@@ -86,7 +86,7 @@ def test_s12_store_server_asks_for_keys_on_every_address(tmp_path: Path):
 
 
 def test_s12_traffic_over_tls_is_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote_objects, "PROBE_S", 20.0)
+    monkeypatch.setattr(remote_object_store, "PROBE_S", 20.0)
     certificate = Certificate(tmp_path / "certificate")
     with serving(tmp_path / "server", certificate=certificate) as server:
         assert f"at https://127.0.0.1:{server.port}\n" in server.said()

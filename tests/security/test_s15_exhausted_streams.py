@@ -18,7 +18,7 @@ from tests.support.farms.farm_api_server import served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.security.unsigned_start import refuse_unsigned
+from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 from tunemq_scheduler.transport import node_transport
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.errors import ConfigError

@@ -37,7 +37,7 @@ from tunemq_shared.protocol import message_limits as limits
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.farm_requests import MAX_REQUEST_BYTES, REQUESTS_VERSION
 from tunemq_shared.protocol.registration import BatchHeader
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 from tunemq_shared.signing.message_signing import (
     KEY_ID_BYTES,
     SECRET_BYTES,

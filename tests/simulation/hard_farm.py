@@ -11,7 +11,7 @@ from tunemq.testing.simulated_uploads import SimulatedUploads
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Horizon
+from tunemq_shared.protocol.result_conditions import Horizon
 
 FOR_EVER: Final = float("inf")
 #: How often a node asks again whether the store or a GPU is back.

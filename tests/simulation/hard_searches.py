@@ -22,7 +22,7 @@ from tests.simulation.simulated_supervisor import NAME, OWNER, SharedExecutor, S
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.core.allotments import WHOLE_NODE
+from tunemq_scheduler.core.offer_usage import WHOLE_NODE
 from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner_settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner

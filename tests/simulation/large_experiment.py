@@ -16,7 +16,7 @@ from tests.simulation.simulated_problem import Problem, noise
 from tests.support.farms.farm_api_server import CODE
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.core.allotments import OfferUsage
+from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.event_driver import EventDriver
@@ -31,7 +31,7 @@ from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker.redis_keys import events
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 #: A trial reports every 30 s, up to this many times, and saves at every tenth result.
 PERIOD_S: Final = 30.0

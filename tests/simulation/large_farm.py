@@ -17,8 +17,8 @@ from tests.simulation.large_nodes import LargeNodes
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
-from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 

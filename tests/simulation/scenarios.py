@@ -17,7 +17,7 @@ from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 MAX_T: Final = 9
 #: Seeds that once failed, which every run repeats. A line is a scenario, a seed, and its failure.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from tests.simulation.allocator_books import check_books
-from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.members import FairShareSettings

@@ -19,7 +19,7 @@ from tunemq_scheduler.search import (
     loguniform,
 )
 from tunemq_scheduler.stopping.stopper import Stopper
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 SPACE: Final = {"lr": loguniform(1e-4, 1.0)}
 

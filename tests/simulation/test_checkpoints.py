@@ -18,7 +18,7 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import TERMINATED, TrialSummary
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 SEEDS = 25
 MAX_T = 9

@@ -25,7 +25,7 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.transport.desired_state import DesiredState
-from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
+from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
 LAST_STEP = 6

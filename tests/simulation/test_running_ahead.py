@@ -12,7 +12,7 @@ from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared.base.errors import InvariantBroken
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 #: Seeds for the promised behaviour; fewer for behaviour that is not promised.
 SEEDS, FEWER = 200, 60

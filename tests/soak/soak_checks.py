@@ -27,7 +27,7 @@ from tunemq_scheduler.cli.experiment_checkpoints import opened
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.start_checks import prepare
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from tunemq_shared.system import process_control
+from tunemq_shared.system import process_attributes
 
 USER = 54321
 
@@ -18,9 +18,9 @@ def files_of_a_user(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
         return
     os.chown(folder, USER, USER)
-    process_control.files_as(USER, USER)
+    process_attributes.files_as(USER, USER)
     try:
         yield
     finally:
-        process_control.files_as(0, 0)
-        process_control.keep_memory_private(False)  # Linux does that where the user changes
+        process_attributes.files_as(0, 0)
+        process_attributes.keep_memory_private(False)  # Linux does that where the user changes

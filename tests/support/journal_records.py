@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers
+from tunemq_scheduler.journal.journal_files import TURNS_SUFFIX, numbers
 from tunemq_scheduler.journal.journal_reader import JournalTurns, read_segments
 from tunemq_shared.base.errors import JournalError
 from tunemq_shared.protocol.messages import JournalRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tunemq_scheduler.transport import lease_challenge
-from tunemq_shared.broker import redis_keys, redis_release
-from tunemq_shared.protocol import rejections
+from tunemq_shared.broker import redis_cves, redis_keys
+from tunemq_shared.protocol import rejection_counter
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -68,9 +68,9 @@ def test_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"count for {2 * lease_challenge._REPLACED_EVERY_S:g} s at most" in PAGE
     assert redis_keys.REQUEST_TTL_S == 120
     assert "rejects it when it is older than two minutes" in PAGE
-    first, last = redis_release._WEAK_FROM, redis_release._WEAK_UP_TO
+    first, last = redis_cves._WEAK_FROM, redis_cves._WEAK_UP_TO
     assert f"Versions {'.'.join(map(str, first))} to {'.'.join(map(str, last))} let" in PAGE
-    assert rejections.TOLD_EVERY_S == 60
+    assert rejection_counter.TOLD_EVERY_S == 60
     assert "logged at most once a minute" in PAGE
 
 

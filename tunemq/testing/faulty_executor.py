@@ -18,7 +18,7 @@ from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
 from tunemq_scheduler.transport.desired_state import DesiredState
-from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
+from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
 from tunemq_shared.protocol import messages as m
 
 #: Seconds between two checks of the leases.

@@ -12,7 +12,7 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition, Horizon, first_that_holds
+from tunemq_shared.protocol.result_conditions import Condition, Horizon, first_that_holds
 
 #: (config, step) -> the metrics that the simulated trainable reports.
 Metrics = Callable[[dict[str, Any], int], dict[str, Any]]

@@ -19,7 +19,7 @@ from tunemq_scheduler.api.log_following import follow
 from tunemq_scheduler.core.trials.trial import FINISHED as OVER
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import can_restore, restored, results_so_far
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.output.terminal.harmless import write_output
 from tunemq_scheduler.results.result_grid import ResultGrid

@@ -16,13 +16,14 @@ from tunemq_scheduler.api.farm_answers import (
     FarmReply,
     RequestRejection,
 )
-from tunemq_scheduler.api.login import login_name
+from tunemq_scheduler.api.login_name import login_name
 from tunemq_scheduler.api.request_signing import close_request, open_answer
 from tunemq_scheduler.transport.redis.redis_connection import (
     RedisCommand,
     RedisConnection,
     RedisRefusesWrites,
 )
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import (
     ConfigError,
     NoScheduler,
@@ -30,7 +31,6 @@ from tunemq_shared.base.errors import (
     RequestRejected,
     TransportError,
 )
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.farm_requests import (
     MAX_REQUEST_BYTES,

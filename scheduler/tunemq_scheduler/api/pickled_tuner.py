@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import ConfigError, TrainableError, TunerVersionMismatch
 from tunemq_shared.base.pickling import Unpicklable, dump
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import load_pickled
 from tunemq_shared.code.code_by_value import load_trainable, pickle_trainable
 from tunemq_shared.trainable.attached import BoundParameters, attach, attached_to

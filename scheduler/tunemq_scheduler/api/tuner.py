@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
 from tunemq_scheduler.api.unused_algorithms import unused
-from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import (
     RestoredExperiment,

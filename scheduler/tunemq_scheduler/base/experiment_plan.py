@@ -7,8 +7,8 @@ import os
 import msgspec
 
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.cli.farm_arguments import tell, write_json
 from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.storage.folders import farm_results_folder

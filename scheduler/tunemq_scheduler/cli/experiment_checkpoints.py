@@ -15,7 +15,7 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_shared.base.errors import CheckpointError, ConfigError, StoreError
 from tunemq_shared.base.safe_text import harmless

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.output.terminal.harmless import harmless_json
 from tunemq_shared.base.errors import (
     BugError,
@@ -23,7 +23,7 @@ from tunemq_shared.base.errors import (
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
-from tunemq_shared.system.process_control import leave_no_core_file
+from tunemq_shared.system.process_attributes import leave_no_core_file
 
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient

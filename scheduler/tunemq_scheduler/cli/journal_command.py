@@ -20,16 +20,16 @@ from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_copy import JournalCopy
-from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import (
+from tunemq_scheduler.journal.journal_files import (
     FILE_NAME,
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
     numbers,
     turns_file,
 )
+from tunemq_scheduler.journal.journal_frames import JournalFrames
+from tunemq_scheduler.journal.journal_headers import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tunemq_scheduler.api.login import login_name
+from tunemq_scheduler.api.login_name import login_name
 from tunemq_scheduler.cli.farm_arguments import write_json
 from tunemq_scheduler.security.key_folder import (
     SCHEDULER_FILE,

@@ -12,7 +12,7 @@ from tunemq_scheduler.cli.farm_arguments import add_command, tell, write_json
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.protocol import farm_requests as r
-from tunemq_shared.protocol.rejections import OFTEN_HONEST
+from tunemq_shared.protocol.rejection_counter import OFTEN_HONEST
 
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient

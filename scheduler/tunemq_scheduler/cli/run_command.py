@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tunemq_scheduler.output.terminal.harmless import harmless_json
+from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import ConfigError, MetricError, TrialError
 from tunemq_shared.base.safe_text import harmless
-from tunemq_shared.base.undecodable import NO_JSON
 
 #: Exit code if no trial has a result.
 EXIT_NOTHING_FOUND: Final = 1

@@ -22,7 +22,7 @@ from typing import Final
 
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.objects.s3_address import find_keys
-from tunemq_shared.system.process_control import die_with_parent, leave_no_core_file
+from tunemq_shared.system.process_attributes import die_with_parent, leave_no_core_file
 
 #: By default only this machine can connect.
 DEFAULT_LISTEN: Final = "127.0.0.1:7380"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Horizon
+from tunemq_shared.protocol.result_conditions import Horizon
 
 
 class Command(msgspec.Struct, frozen=True):

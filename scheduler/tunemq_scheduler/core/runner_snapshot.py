@@ -25,8 +25,8 @@ from tunemq_scheduler.core.trials.kept_checkpoints import (
 )
 from tunemq_scheduler.core.trials.trial import STORY_LENGTH, Trial
 from tunemq_scheduler.core.trials.waiting_trials import PassedOverLines
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import JournalError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol import messages as m
 
 #: The format version that `dump` writes; `restore` rejects others.

@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.checkpoints.checkpoint_book import CheckpointBook
-from tunemq_scheduler.core.metric_values import reaches
 from tunemq_scheduler.core.nodes.away_nodes import AwayNode
 from tunemq_scheduler.core.nodes.failing_nodes import FailingNodes
 from tunemq_scheduler.core.nodes.slots import SlotTable
 from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
+from tunemq_scheduler.core.result_lookup import reaches
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.trial import (
     ERROR,

@@ -20,11 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.allotments import OfferUsage
 from tunemq_scheduler.core.events import failure_events, node_events, offer_events
 from tunemq_scheduler.core.events.checkpoint_events import about_checkpoint
 from tunemq_scheduler.core.events.resume_events import resumed
-from tunemq_scheduler.core.metric_values import reaches
+from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.resource_demand import ANY_NUMBER, UsageTracker
+from tunemq_scheduler.core.result_lookup import reaches
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import restore
 from tunemq_scheduler.core.trial_actions import TrialActions
@@ -38,11 +39,10 @@ from tunemq_scheduler.core.trials.trial import (
     ResultReview,
     Trial,
 )
-from tunemq_scheduler.core.usage import ANY_NUMBER, UsageTracker
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.device_use import add_up
+from tunemq_shared.protocol.result_conditions import next_result
 
 
 class TrialRunner(TrialActions):
@@ -84,7 +84,7 @@ class TrialRunner(TrialActions):
         return runner
 
     def usage(self, configurations: int = ANY_NUMBER) -> OfferUsage:
-        """Return what the experiment holds and wants; see `tunemq_scheduler.core.usage`."""
+        """Return what the experiment holds and wants; see `UsageTracker`."""
         return self._usage.usage(configurations)
 
     # --- results ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tunemq_shared.system import folder_trees
-from tunemq_shared.system.process_control import die_with_parent
+from tunemq_shared.system.process_attributes import die_with_parent
 from tunemq_shared.system.processes import children_of, signal_name
 
 #: The number of checks in a row without a child after which there is none.

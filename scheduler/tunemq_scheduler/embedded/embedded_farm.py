@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.embedded import runtime_layout
+from tunemq_scheduler.embedded import runtime_folder_lock
 from tunemq_scheduler.embedded.bound_processes import remove_tree
 from tunemq_scheduler.embedded.command_lines import (
     default_cpus,
@@ -24,7 +24,7 @@ from tunemq_scheduler.embedded.command_lines import (
     node_command,
     watchdog_command,
 )
-from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_scheduler.embedded.redis_command import find_redis_server, redis_command
 from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
 from tunemq_scheduler.embedded.watchdog import WATCHDOG_PID
 from tunemq_shared.base.errors import RedisUnavailable
@@ -99,14 +99,16 @@ class EmbeddedFarm:
         self.folder = make_runtime_folder()
         with contextlib.ExitStack() as undo:  # a failure or an interrupt leaves nothing behind
             undo.callback(remove_tree, self.folder)
-            self._socket_path = os.path.join(self.folder, runtime_layout.SOCKET)
+            self._socket_path = os.path.join(self.folder, runtime_folder_lock.SOCKET)
             #: The address of its Redis, in the form of redis-py.
             self.url = f"unix://{self._socket_path}"
-            workdir = os.path.join(self.folder, runtime_layout.NODE)
-            wanted = None if prewarm is None else os.path.join(self.folder, runtime_layout.PREWARM)
+            workdir = os.path.join(self.folder, runtime_folder_lock.NODE)
+            wanted = (
+                None if prewarm is None else os.path.join(self.folder, runtime_folder_lock.PREWARM)
+            )
             services: dict[str, Sequence[str]] = {
-                runtime_layout.REDIS: redis_command(binary, self._socket_path),
-                runtime_layout.NODE: make_node_command(
+                runtime_folder_lock.REDIS: redis_command(binary, self._socket_path),
+                runtime_folder_lock.NODE: make_node_command(
                     self.url, workdir, WATCHDOG_PID, self.cpus, wanted
                 ),
             }
@@ -129,7 +131,7 @@ class EmbeddedFarm:
     ) -> None:
         me = os.pidfd_open(os.getpid())
         log = os.open(
-            os.path.join(self.folder, runtime_layout.WATCHDOG_LOG),
+            os.path.join(self.folder, runtime_folder_lock.WATCHDOG_LOG),
             os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
             0o600,
         )
@@ -170,7 +172,7 @@ class EmbeddedFarm:
         while not self._redis_answers():
             trouble = self.trouble()
             if trouble is None and time.monotonic() > deadline:
-                log = self._tail(runtime_layout.REDIS)
+                log = self._tail(runtime_folder_lock.REDIS)
                 trouble = f"its Redis did not answer within {within:g} s{log}"
             if trouble is not None:
                 raise RedisUnavailable(f"The embedded farm cannot be used: {trouble}.")
@@ -216,7 +218,7 @@ class EmbeddedFarm:
         Otherwise a few trials that crash their node would end the farm before each is identified.
         """
         try:
-            self._control.send(runtime_layout.excuse(runtime_layout.NODE).encode())
+            self._control.send(runtime_folder_lock.excuse(runtime_folder_lock.NODE).encode())
         except OSError:  # the watchdog is gone, which `trouble` reports
             return
 
@@ -248,7 +250,7 @@ class EmbeddedFarm:
 
     def _tail(self, service: str) -> str:
         try:
-            with open(os.path.join(self.folder, runtime_layout.log_of(service)), "rb") as log:
+            with open(os.path.join(self.folder, runtime_folder_lock.log_of(service)), "rb") as log:
                 log.seek(0, os.SEEK_END)
                 log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
                 said = log.read().decode(errors="replace").strip()

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from tunemq_scheduler.embedded.runtime_layout import PREFIX, SOCKET
+from tunemq_scheduler.embedded.runtime_folder_lock import PREFIX, SOCKET
 from tunemq_shared.base.errors import ConfigError
 
 #: ``sun_path`` holds 108 bytes, the last of which is zero.

@@ -22,8 +22,8 @@ import signal
 import sys
 import time
 
-from tunemq_scheduler.embedded import bound_processes, runtime_layout
-from tunemq_shared.system.process_control import become_subreaper, set_name
+from tunemq_scheduler.embedded import bound_processes, runtime_folder_lock
+from tunemq_shared.system.process_attributes import become_subreaper, set_name
 
 #: Seconds to wait before restarting a service that died young; after the last the watchdog gives
 #: up.
@@ -98,9 +98,9 @@ class Watchdog:
         signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         try:
             # Held until this process ends, after the folder is deleted.
-            runtime_layout.take_lock(self._folder)
+            runtime_folder_lock.take_lock(self._folder)
             self._start_due()
-            runtime_layout.remove_abandoned(self._folder)
+            runtime_folder_lock.remove_abandoned(self._folder)
             poll = select.poll()
             for descriptor in (self._alarm, self._control, self._script):
                 poll.register(descriptor, select.POLLIN)
@@ -138,7 +138,7 @@ class Watchdog:
         except OSError:
             return True
         for service in self._services:
-            service.excuse(said.count(runtime_layout.excuse(service.name).encode()))
+            service.excuse(said.count(runtime_folder_lock.excuse(service.name).encode()))
         # End of file: the script has called exec, and cannot send messages any more.
         return not said or b"stop" in said
 
@@ -150,7 +150,7 @@ class Watchdog:
             self._say(f"died {service.name} {how}")
             if not service.died(time.monotonic()):
                 self._say(f"gave_up {service.name} {how}, {len(_PAUSES_S) + 1} times in a row")
-            if service.name == runtime_layout.NODE:
+            if service.name == runtime_folder_lock.NODE:
                 # Its orphans are re-parented to this process; a new node must not meet its
                 # predecessor's trial processes.
                 bound_processes.kill_children(self._running(), _TIMEOUT_S, self._noted)
@@ -164,7 +164,7 @@ class Watchdog:
         for service in self._services:
             if service.due is not None and service.due <= now:
                 argv = [str(os.getpid()) if part == WATCHDOG_PID else part for part in service.argv]
-                log = os.path.join(self._folder, runtime_layout.log_of(service.name))
+                log = os.path.join(self._folder, runtime_folder_lock.log_of(service.name))
                 service.pid = bound_processes.start(argv, os.environ, log)
                 service.due, service.started_at = None, now
                 self._say(f"started {service.name} {service.pid}")

@@ -23,7 +23,7 @@ from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup, next_result
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon, lookup, next_result
 
 
 def _ask_scheduler(call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:

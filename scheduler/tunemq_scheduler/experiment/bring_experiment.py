@@ -14,13 +14,13 @@ import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
-from tunemq_scheduler.journal import journal_layout
-from tunemq_scheduler.journal.copied_objects import TUNER
+from tunemq_scheduler.journal import journal_files
+from tunemq_scheduler.journal.copy_layout import TUNER
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, LOCK
+from tunemq_scheduler.journal.journal_files import FILE_NAME, LOCK
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
-from tunemq_scheduler.storage.run_record import (
+from tunemq_scheduler.storage.last_run import (
     RECORD,
     RunRecord,
     last_heard,
@@ -111,7 +111,7 @@ def bring_experiment(
         raise JournalError(
             f"the journal cannot be brought to {folder}: {error.strerror}; move that folder away."
         ) from error
-    journal_layout.sync_folder(Path(folder))
+    journal_files.sync_folder(Path(folder))
     remove_tree(fetched)
     return found.lost
 

@@ -19,7 +19,7 @@ from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
-from tunemq_scheduler.output.terminal.notices import (
+from tunemq_scheduler.output.terminal.notice_text import (
     format_checkpoint_event,
     format_failing_node,
     format_lost_node,

@@ -23,14 +23,14 @@ from tunemq_scheduler.core.trials.trial import ERROR, TERMINATED
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.journal_replay import begin
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal.journal_contents import JournalHeader, JournalSnapshot
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
+from tunemq_scheduler.journal.journal_headers import JournalHeader, JournalSnapshot
 from tunemq_scheduler.journal.journal_writer import Journal
+from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import ResultRepair
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition, first_that_holds
+from tunemq_shared.protocol.result_conditions import Condition, first_that_holds
 
 #: Makes the plan of an experiment from its journal's header.
 MakePlan = Callable[[JournalHeader], ExperimentPlan]

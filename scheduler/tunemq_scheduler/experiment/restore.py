@@ -23,17 +23,17 @@ from tunemq_scheduler.experiment.bring_experiment import bring_experiment, is_on
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions, StopCriteria
 from tunemq_scheduler.journal.fetch_copy import copied_id, has_others
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header, recover
+from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.search.domain_types import Domain, Function
 from tunemq_scheduler.search.space import path_name, read_space, variables
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.stopping.stopper import make_stopping
 from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
-from tunemq_scheduler.storage.run_record import last_heard, stored_record
+from tunemq_scheduler.storage.last_run import last_heard, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.open_store import check_allowed, open_objects

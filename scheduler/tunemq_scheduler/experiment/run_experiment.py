@@ -15,14 +15,13 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.base.stop_signals import StopSignals
 from tunemq_scheduler.core.placement.resource_request import needs_of
 from tunemq_scheduler.embedded.warm_farms import embedded_farm
 from tunemq_scheduler.experiment.bring_experiment import bring_newest, check_newest_here
-from tunemq_scheduler.experiment.code_upload import CodePackage, environment_of, package_code
-from tunemq_scheduler.experiment.copies import copier_of
+from tunemq_scheduler.experiment.code_package import CodePackage, environment_of, package_code
 from tunemq_scheduler.experiment.open_experiment import (
     ATTEMPTS_BEYOND,
     KeepTuner,
@@ -34,16 +33,17 @@ from tunemq_scheduler.experiment.open_experiment import (
     take_up,
 )
 from tunemq_scheduler.experiment.search_run import SearchRun, grid_of
+from tunemq_scheduler.experiment.select_syncer import copier_of
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal.journal_contents import JournalHeader
 from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.journal.journal_headers import JournalHeader
+from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_scheduler.results.trial_results import trial_results
 from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
 from tunemq_scheduler.settings.storage_settings import StorageLocation, make_storage, storage_of
 from tunemq_scheduler.storage.folders import experiment_name
+from tunemq_scheduler.storage.last_run import RunRecord, read_record, write_record
 from tunemq_scheduler.storage.local_checkpoint_recovery import recover_local_checkpoints
-from tunemq_scheduler.storage.run_record import RunRecord, read_record, write_record
 from tunemq_scheduler.storage.store_claim import StoreClaim
 from tunemq_scheduler.transport.in_process_executor import InProcessExecutor
 from tunemq_scheduler.transport.trial_executor import TrialExecutor

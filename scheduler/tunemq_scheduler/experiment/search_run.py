@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
-from tunemq_scheduler.experiment.copies import copier_of
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_scheduler.experiment.final_cleanup import settle_store
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
+from tunemq_scheduler.experiment.select_syncer import copier_of
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal.journal_copy import SHORT_S, JournalCopy
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
@@ -22,9 +22,9 @@ from tunemq_scheduler.output.callback_states import CallbackStates
 from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.output.terminal.reporter import display_for
 from tunemq_scheduler.results.callback import Callback
+from tunemq_scheduler.results.lazy_results import all_trials, trial_results
 from tunemq_scheduler.results.result import Result
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_scheduler.results.trial_results import all_trials, trial_results
 from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_scheduler.storage.checkpoint_garbage_collector import (
     CheckpointGarbageCollector,

@@ -24,7 +24,7 @@ from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.code.code_by_value import trainable_name
 from tunemq_shared.code.config_packing import check_keys
 from tunemq_shared.executables.executable import Executable
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trainable.attached import attached_to
 from tunemq_shared.trainable.resources import resources_of
 from tunemq_shared.trainable.trainable import Trainable, validate_trainable

@@ -27,8 +27,8 @@ import msgspec
 
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.objects.allowed_stores import why_not_allowed
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
-from tunemq_shared.objects.store_permissions import why_not_allowed
 from tunemq_shared.signing.key_files import SUBMITTER_NAME
 
 #: More processes than this need more memory than most head machines have.

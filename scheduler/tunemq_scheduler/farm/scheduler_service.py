@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentState
-from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.results_lock import hold_results
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
@@ -28,7 +28,7 @@ from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.signing.live_keys import KeyRole, find_keys
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -103,7 +103,7 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         from tunemq_scheduler.farm.service.lost_searches import find_lost_searches
         from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
-        from tunemq_scheduler.security.unsigned_start import refuse_unsigned
+        from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 
     refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
     refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)

@@ -5,7 +5,7 @@
     journal.snapshot(state, finished)           when it `wants_snapshot`
     journal, found = Journal.resume(folder / FILE_NAME)
 
-It is a subfolder of the experiment's folder: see `tunemq_scheduler.journal.journal_layout`.
+It is a subfolder of the experiment's folder: see `tunemq_scheduler.journal.journal_files`.
 `tunemq_scheduler.journal.journal_frames` distinguishes damage from a torn end. The reasons are in
 docs/decisions 0001 and 0014.
 """

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.journal.ended_trials import read_history, whole_records
-from tunemq_scheduler.journal.journal_contents import SegmentHeader, SnapshotHeader, decode_header
-from tunemq_scheduler.journal.journal_frames import all_whole_frames
-from tunemq_scheduler.journal.journal_layout import (
+from tunemq_scheduler.journal.journal_files import (
     HISTORY_COPY,
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
@@ -20,6 +18,8 @@ from tunemq_scheduler.journal.journal_layout import (
     snapshot_file,
     turns_file,
 )
+from tunemq_scheduler.journal.journal_frames import all_whole_frames
+from tunemq_scheduler.journal.journal_headers import SegmentHeader, SnapshotHeader, decode_header
 from tunemq_scheduler.journal.journal_reader import (
     RecoveredJournal,
     read_segment,

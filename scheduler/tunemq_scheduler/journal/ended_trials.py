@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.journal.journal_contents import HistoryHeader, decode_header, readable
+from tunemq_scheduler.journal.journal_files import HISTORY, HISTORY_COPY, sync_folder, write_at
 from tunemq_scheduler.journal.journal_frames import JournalFrames, all_whole_frames, pack
-from tunemq_scheduler.journal.journal_layout import HISTORY, HISTORY_COPY, sync_folder, write_at
+from tunemq_scheduler.journal.journal_headers import HistoryHeader, decode_header, readable
 from tunemq_shared.base.errors import JournalCorrupt
 from tunemq_shared.protocol.messages import encode
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.journal import journal_layout
-from tunemq_scheduler.journal.copied_objects import (
+from tunemq_scheduler.journal import journal_files
+from tunemq_scheduler.journal.copy_layout import (
     READY,
     TUNER,
     CopiedObject,
@@ -22,8 +22,8 @@ from tunemq_scheduler.journal.copied_objects import (
     parse_key,
 )
 from tunemq_scheduler.journal.damage_check import ReplayJournal, believe
+from tunemq_scheduler.journal.journal_files import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
@@ -149,7 +149,7 @@ def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSig
     ready = [number for number, files in openings.items() if READY in files]
     files = openings[max(ready)] if ready else {}
     copied = max(filter(_is_turns, files), key=_segment, default="")
-    local = journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)
+    local = journal_files.numbers(folder, journal_files.TURNS_SUFFIX)
     if not copied or _segment(copied) < max(local, default=0):
         return False
     size = max(piece.end for piece in files[copied])
@@ -159,11 +159,11 @@ def is_copy_ahead(objects: ObjectStore, folder: Path, message_signer: MessageSig
 
 
 def _segment(turns: str) -> int:
-    return int(turns.removesuffix(journal_layout.TURNS_SUFFIX))
+    return int(turns.removesuffix(journal_files.TURNS_SUFFIX))
 
 
 def _is_turns(name: str) -> bool:
-    return name.endswith(journal_layout.TURNS_SUFFIX)
+    return name.endswith(journal_files.TURNS_SUFFIX)
 
 
 def _fetched(
@@ -199,14 +199,14 @@ def _moved(scratch: Path, folder: Path) -> RecoveredJournal:
     shutil.move(scratch, folder)
     for path in folder.iterdir():
         _sync(path)
-    journal_layout.sync_folder(folder)
-    journal_layout.sync_folder(folder.parent)
+    journal_files.sync_folder(folder)
+    journal_files.sync_folder(folder.parent)
     return recover(folder)
 
 
 def _turn(folder: Path, number: int) -> bytes | None:
     """Return a turn in encoded form, from the last present segment that has it, or None."""
-    for segment in reversed(journal_layout.numbers(folder, journal_layout.TURNS_SUFFIX)):
+    for segment in reversed(journal_files.numbers(folder, journal_files.TURNS_SUFFIX)):
         frames = iter(JournalFrames(turns_file(folder, segment)))
         next(frames, None)
         for frame in frames:
@@ -309,7 +309,7 @@ class _Copy:
         turns = [_segment(name) for name in wanted if _is_turns(name)]
         for before, number in pairwise([first - 1, *sorted(turns)]):
             if number > before + 1:
-                lacks.append(f"what comes before {number:06d}{journal_layout.TURNS_SUFFIX}")
+                lacks.append(f"what comes before {number:06d}{journal_files.TURNS_SUFFIX}")
         return f"lacks {', '.join(lacks)}" if lacks else ""
 
     def _gaps(self, name: str) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ was presumed dead and continues cannot write to the copy that counts:
     000002/history/<from byte>-<to byte>
     000002/ready                                            makes this copy the one that counts
 
-Signatures: `tunemq_scheduler.journal.copied_objects`. Fetching a copy:
+Signatures: `tunemq_scheduler.journal.copy_layout`. Fetching a copy:
 `tunemq_scheduler.journal.fetch_copy`.
 """
 
@@ -23,7 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tunemq_scheduler.journal.copied_objects import (
+from tunemq_scheduler.journal.copy_layout import (
     READY,
     TUNER,
     CopiedObject,
@@ -31,7 +31,7 @@ from tunemq_scheduler.journal.copied_objects import (
     parse_key,
     signed_message,
 )
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, snapshot_file, turns_file
+from tunemq_scheduler.journal.journal_files import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_writer import Journal, JournalPosition
 from tunemq_shared.base.errors import BugError, RunSuperseded, StoreError
 from tunemq_shared.base.retrying import (

@@ -11,7 +11,7 @@ import time
 import weakref
 from pathlib import Path
 
-from tunemq_scheduler.journal.journal_layout import LOCK, TURNS_SUFFIX
+from tunemq_scheduler.journal.journal_files import LOCK, TURNS_SUFFIX
 from tunemq_shared.base.errors import JournalError, JournalLocked
 
 

@@ -10,21 +10,21 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.journal.ended_trials import NOTHING, HistoryExtent, read_history
-from tunemq_scheduler.journal.journal_contents import (
+from tunemq_scheduler.journal.journal_files import (
+    SNAPSHOT_SUFFIX,
+    TURNS_SUFFIX,
+    numbers,
+    snapshot_file,
+    turns_file,
+)
+from tunemq_scheduler.journal.journal_frames import JournalFrames
+from tunemq_scheduler.journal.journal_headers import (
     JournalHeader,
     JournalSnapshot,
     SegmentHeader,
     SnapshotHeader,
     decode_header,
     readable,
-)
-from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import (
-    SNAPSHOT_SUFFIX,
-    TURNS_SUFFIX,
-    numbers,
-    snapshot_file,
-    turns_file,
 )
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import JournalRecord, decode_records

@@ -27,15 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from tunemq_scheduler.journal import ended_trials, journal_layout
-from tunemq_scheduler.journal.journal_contents import (
+from tunemq_scheduler.journal import ended_trials, journal_files
+from tunemq_scheduler.journal.journal_files import snapshot_file, turns_file
+from tunemq_scheduler.journal.journal_frames import pack
+from tunemq_scheduler.journal.journal_headers import (
     JournalHeader,
     JournalSnapshot,
     SegmentHeader,
     SnapshotHeader,
 )
-from tunemq_scheduler.journal.journal_frames import pack
-from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header, recover
 from tunemq_shared.base.errors import JournalError, JournalFull
@@ -120,15 +120,15 @@ class Journal:
         """
         try:
             folder.mkdir(exist_ok=True)
-            journal_layout.sync_folder(folder.parent)
+            journal_files.sync_folder(folder.parent)
         except OSError as error:
             raise JournalError(
                 f"the journal {folder} cannot be written: {error.strerror}."
             ) from error
         lock = JournalLock(folder, header.experiment)
         try:
-            kinds = (journal_layout.TURNS_SUFFIX, journal_layout.SNAPSHOT_SUFFIX)
-            if any(journal_layout.numbers(folder, kind) for kind in kinds):
+            kinds = (journal_files.TURNS_SUFFIX, journal_files.SNAPSHOT_SUFFIX)
+            if any(journal_files.numbers(folder, kind) for kind in kinds):
                 raise JournalError(f"the journal {folder} exists already.")
             return cls(folder, header, lock, None)
         except BaseException:  # passed on to the caller
@@ -230,7 +230,7 @@ class Journal:
         frame = pack(at.turn + 1, payload)
         with self._refusals(len(frame)):
             failpoint("journal.before_append")
-            journal_layout.write_at(self._descriptor, frame, at.offset)
+            journal_files.write_at(self._descriptor, frame, at.offset)
             os.fdatasync(self._descriptor)
             failpoint("journal.after_append")
         self.position = at._replace(offset=at.offset + len(frame), turn=at.turn + 1)
@@ -255,7 +255,7 @@ class Journal:
 
     def _free_bytes(self) -> int:
         try:
-            return journal_layout.free_bytes(self.folder)
+            return journal_files.free_bytes(self.folder)
         except OSError as error:
             gone = isinstance(error, FileNotFoundError)
             why = (
@@ -276,17 +276,17 @@ class Journal:
             what = f"{size} bytes" if size is not None else "a new segment"
             path = turns_file(self.folder, self.position.segment)
             message = f"{what} could not be written to {path}: {error.strerror}"
-            if not (journal_layout.is_full(error) and self._undone()):
+            if not (journal_files.is_full(error) and self._undone()):
                 # The state on disk is unknown, so nothing may be written after it.
                 self._broken = f"{message}."
                 raise JournalError(self._broken) from error
-            free = journal_layout.free_bytes(self.folder)
+            free = journal_files.free_bytes(self.folder)
             raise JournalFull(f"{message} ({free} bytes are free).") from error
 
     def _undone(self) -> bool:
         """Restore the files' previous state, as far as readers see it; return whether it worked."""
         try:
-            journal_layout.remove_parts(self.folder)
+            journal_files.remove_parts(self.folder)
             for name in (snapshot_file, turns_file):  # in this order: a snapshot needs its segment
                 name(self.folder, self.position.segment + 1).unlink(missing_ok=True)
             ended_trials.cut_history(self.folder, self._extent)
@@ -303,7 +303,7 @@ class Journal:
     def _continue(self, found: RecoveredJournal) -> None:
         last = found.segments[-1]
         with self._refusals():
-            journal_layout.remove_parts(self.folder)
+            journal_files.remove_parts(self.folder)
             self._descriptor = os.open(last.path, os.O_WRONLY | os.O_CLOEXEC)
             if last.torn:
                 os.ftruncate(self._descriptor, last.end)
@@ -332,13 +332,13 @@ class Journal:
         path = snapshot_file(self.folder, number)
         content = pack(0, encode(about)) + pack(1, encode(snapshot))
         failpoint("journal.before_snapshot")
-        part = journal_layout.write_part(path, content)
+        part = journal_files.write_part(path, content)
         failpoint("journal.after_snapshot")
         size = self._make_segment(number, at.turn)
         descriptor = os.open(turns_file(self.folder, number), os.O_WRONLY | os.O_CLOEXEC)
         try:
             failpoint("journal.before_snapshot_rename")
-            journal_layout.put_in_place(part, path)
+            journal_files.put_in_place(part, path)
             failpoint("journal.after_snapshot_rename")
         except BaseException:
             os.close(descriptor)
@@ -355,16 +355,16 @@ class Journal:
         content = pack(turns, encode(header))
         path = turns_file(self.folder, number)
         failpoint("journal.before_segment")
-        part = journal_layout.write_part(path, content)
-        journal_layout.put_in_place(part, path)
+        part = journal_files.write_part(path, content)
+        journal_files.put_in_place(part, path)
         failpoint("journal.after_segment")
         return len(content)
 
     def _remove_old(self) -> None:
         """Delete what neither the last snapshot nor the one before it needs."""
-        snapshots = journal_layout.numbers(self.folder, journal_layout.SNAPSHOT_SUFFIX)
+        snapshots = journal_files.numbers(self.folder, journal_files.SNAPSHOT_SUFFIX)
         needed = snapshots[-2] if len(snapshots) > 1 else 0
-        segments = journal_layout.numbers(self.folder, journal_layout.TURNS_SUFFIX)
+        segments = journal_files.numbers(self.folder, journal_files.TURNS_SUFFIX)
         failpoint("journal.before_removal")
         with contextlib.suppress(OSError):  # harmless leftovers, which the next snapshot removes
             for number in [one for one in snapshots if one < needed]:

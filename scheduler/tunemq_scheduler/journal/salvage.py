@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.journal import journal_layout
+from tunemq_scheduler.journal import journal_files
 from tunemq_scheduler.journal.damage_check import (
     ReplayExtent,
     ReplayJournal,
@@ -30,16 +30,7 @@ from tunemq_scheduler.journal.damage_check import (
     owner_of,
 )
 from tunemq_scheduler.journal.ended_trials import whole_records
-from tunemq_scheduler.journal.journal_contents import (
-    HistoryHeader,
-    JournalHeader,
-    JournalSnapshot,
-    SegmentHeader,
-    SnapshotHeader,
-    decode_header,
-)
-from tunemq_scheduler.journal.journal_frames import JournalFrame, all_whole_frames, frame_at, pack
-from tunemq_scheduler.journal.journal_layout import (
+from tunemq_scheduler.journal.journal_files import (
     HISTORY,
     HISTORY_COPY,
     LOCK,
@@ -48,6 +39,15 @@ from tunemq_scheduler.journal.journal_layout import (
     TURNS_SUFFIX,
     snapshot_file,
     turns_file,
+)
+from tunemq_scheduler.journal.journal_frames import JournalFrame, all_whole_frames, frame_at, pack
+from tunemq_scheduler.journal.journal_headers import (
+    HistoryHeader,
+    JournalHeader,
+    JournalSnapshot,
+    SegmentHeader,
+    SnapshotHeader,
+    decode_header,
 )
 from tunemq_scheduler.journal.journal_lock import JournalLock
 from tunemq_scheduler.journal.journal_reader import read_snapshot, recover
@@ -138,7 +138,7 @@ def salvage(path: Path, replay: ReplayJournal = believe) -> SalvageResult:
     """
     new = path.with_name(path.name + _NEW_SUFFIX)
     if not path.exists() and new.exists():  # it was complete when its process died
-        journal_layout.put_in_place(new, path)
+        journal_files.put_in_place(new, path)
     verdict = examine(path, replay)
     if not verdict.damage and verdict.found is not None:
         return SalvageResult(None, verdict.found.turn, verdict.found.snapshot_turn)
@@ -211,11 +211,11 @@ def _write_snapshot(
     if about.history_bytes:
         header = HistoryHeader(experiment_id=about.experiment_id)
         content = b"".join(pack(*one) for one in enumerate([encode(header), *records]))
-        journal_layout.write_durably(new / HISTORY, content)
-        journal_layout.write_durably(new / HISTORY_COPY, content)
+        journal_files.write_durably(new / HISTORY, content)
+        journal_files.write_durably(new / HISTORY_COPY, content)
     about = msgspec.structs.replace(about, history_bytes=len(content), history_records=len(records))
     frames = pack(0, encode(about)) + pack(1, encode(snapshot))
-    journal_layout.write_durably(snapshot_file(new, about.segment), frames)
+    journal_files.write_durably(snapshot_file(new, about.segment), frames)
 
 
 def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalError:
@@ -230,11 +230,11 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     places: dict[int, tuple[Path, JournalFrame]] = {}
     ambiguous: set[int] = set()
     segments = {
-        *journal_layout.numbers(folder, SNAPSHOT_SUFFIX),
-        *journal_layout.numbers(folder, TURNS_SUFFIX),
+        *journal_files.numbers(folder, SNAPSHOT_SUFFIX),
+        *journal_files.numbers(folder, TURNS_SUFFIX),
     }
     there: set[int] = set()
-    for number in journal_layout.numbers(folder, TURNS_SUFFIX):
+    for number in journal_files.numbers(folder, TURNS_SUFFIX):
         path = turns_file(folder, number)
         for frame in all_whole_frames(path):
             if not (frame.payload[:1] and frame.payload[0] in _LIST_CODES):
@@ -270,7 +270,7 @@ def _whole_snapshots(
         experiment_id=owner, segment=1, turns=0, history_bytes=0, history_records=0
     )
     found: dict[int, tuple[SnapshotHeader, JournalSnapshot | None]] = {-1: (beginning, None)}
-    for number in journal_layout.numbers(folder, SNAPSHOT_SUFFIX):
+    for number in journal_files.numbers(folder, SNAPSHOT_SUFFIX):
         with suppress(JournalCorrupt):  # reported by `examine`
             about, snapshot = read_snapshot(snapshot_file(folder, number))
             if about.experiment_id == owner:
@@ -305,16 +305,16 @@ def _copy_others(folder: Path, new: Path) -> None:
     for path in folder.iterdir():
         is_ours = path.name in ours or path.suffix in (TURNS_SUFFIX, SNAPSHOT_SUFFIX, PART_SUFFIX)
         if path.is_file() and not is_ours:
-            journal_layout.write_durably(new / path.name, path.read_bytes())
+            journal_files.write_durably(new / path.name, path.read_bytes())
 
 
 def _swap(path: Path, new: Path) -> Path:
     """Move the new journal to its place; return the path of the damaged one."""
-    journal_layout.sync_folder(new)
+    journal_files.sync_folder(new)
     day = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-%f")
-    kept = path.with_name(f"{path.name}{journal_layout.DAMAGED_INFIX}{day}")
+    kept = path.with_name(f"{path.name}{journal_files.DAMAGED_INFIX}{day}")
     if kept.exists():
         raise JournalError(f"{kept} is there already; try again.")
-    journal_layout.put_in_place(path, kept)
-    journal_layout.put_in_place(new, path)
+    journal_files.put_in_place(path, kept)
+    journal_files.put_in_place(new, path)
     return kept

@@ -15,9 +15,9 @@ import msgspec
 from tunemq_scheduler.base.plugin_calls import call_plugin
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.output.loggers import LoggerCallback
+from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import put_away
-from tunemq_scheduler.output.terminal.display import Display
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.output.terminal.display_base import Display
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.results.result import sign_of
 from tunemq_scheduler.results.trial_failures import (
@@ -28,7 +28,7 @@ from tunemq_scheduler.results.trial_failures import (
 )
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.storage.folders import make_trial_folder
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 
 class CallbackDispatcher:

@@ -16,8 +16,8 @@ from typing import Final
 from tunemq_scheduler.base.plugin_calls import call_plugin
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.storage.folders import replace_file
+from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import ConfigError, StoreError
-from tunemq_shared.base.undecodable import NO_JSON
 
 STATES_FILE: Final = "callbacks.json"
 #: Seconds between two saves while a search runs.

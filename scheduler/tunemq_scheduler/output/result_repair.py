@@ -26,10 +26,11 @@ from typing import Final
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.journal.journal_layout import DAMAGED_INFIX, FILE_NAME
+from tunemq_scheduler.journal.journal_files import DAMAGED_INFIX, FILE_NAME
 from tunemq_scheduler.output.loggers.csv_logger import CSVLoggerCallback
 from tunemq_scheduler.output.loggers.json_logger import write_params
-from tunemq_scheduler.output.result_rows import (
+from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
+from tunemq_scheduler.output.result_file_reader import (
     ends_with,
     has_rows,
     is_of_search,
@@ -37,7 +38,6 @@ from tunemq_scheduler.output.result_rows import (
     read_rows,
     results_in,
 )
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
 from tunemq_scheduler.results.json_encoding import to_json
 from tunemq_scheduler.results.trial_failures import recorded_failure, write_failure
 from tunemq_scheduler.results.trial_view import TrialView

@@ -11,7 +11,7 @@ from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
 from tunemq_scheduler.results.result import Result, need_pandas, sign_of
 from tunemq_shared.base.errors import ConfigError, MetricError, TrialError
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 if TYPE_CHECKING:
     import pandas as pd

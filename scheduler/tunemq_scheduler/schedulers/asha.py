@@ -29,7 +29,7 @@ from tunemq_scheduler.search.objective import (
     need_objective,
 )
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import (
+from tunemq_shared.protocol.result_conditions import (
     TO_THE_END,
     TRAINING_ITERATION,
     Condition,

@@ -12,7 +12,7 @@ from tunemq_scheduler.schedulers.trial_scheduler import (
 )
 from tunemq_scheduler.search.algorithm_states import Stateless
 from tunemq_scheduler.search.objective import Metric
-from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon
 
 
 class FIFOScheduler(Stateless, TrialScheduler):

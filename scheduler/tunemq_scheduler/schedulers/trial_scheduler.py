@@ -9,7 +9,7 @@ from tunemq_scheduler.search.algorithm_states import Stateful
 from tunemq_scheduler.search.objective import Metric, Mode, settle_objective
 from tunemq_shared.base.errors import SearchFailed
 from tunemq_shared.protocol import messages
-from tunemq_shared.protocol.conditions import Horizon
+from tunemq_shared.protocol.result_conditions import Horizon
 
 
 class SchedulerDecision(str):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 #: The metric of a trainable that reports a bare number.
 DEFAULT_METRIC = "_metric"

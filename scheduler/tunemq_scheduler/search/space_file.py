@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from tunemq_scheduler.search import domains
 from tunemq_scheduler.search.space import SpacePath, path_name
+from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import SearchSpaceError
-from tunemq_shared.base.undecodable import NO_JSON
 
 _OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     "uniform": domains.uniform,

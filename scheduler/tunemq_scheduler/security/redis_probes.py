@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_scheduler.security.missing_rights import lacking, may_write_the_lease, role_of
 from tunemq_scheduler.security.own_addresses import own_addresses
-from tunemq_scheduler.security.role_rights import lacking, may_write_the_lease, role_of
 from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_scheduler.transport.redis.redis_connection import (
     PROBE,
@@ -23,8 +23,8 @@ from tunemq_shared.base.errors import RedisUnavailable, TransportError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker import redis_dangers, redis_keys
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
+from tunemq_shared.broker.redis_cves import RedisRelease, release_in_hello, release_in_info
 from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
-from tunemq_shared.broker.redis_release import RedisRelease, release_in_hello, release_in_info
 
 EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
 RIGHTS, LOGINS, REMOTE_CONTROL = "redis-rights", "redis-logins", "celery-remote-control"

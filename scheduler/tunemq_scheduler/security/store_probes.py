@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_scheduler.security.forged_uploads import forgeries
+from tunemq_scheduler.security.forged_signatures import forgeries
 from tunemq_scheduler.security.start_up_findings import refuse
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
 from tunemq_shared.objects.object_client import StoreRequestDenied
-from tunemq_shared.objects.remote_objects import PROBE, PROBE_ANSWER_S
+from tunemq_shared.objects.remote_object_store import PROBE, PROBE_ANSWER_S
 from tunemq_shared.objects.s3_address import (
     DEFAULT_KEYS,
     S3Address,

@@ -18,7 +18,7 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, TransferTimedOut, retried
 from tunemq_shared.code.blob_folder import BLOBS
 from tunemq_shared.objects.object_client import StoreRequestDenied
-from tunemq_shared.objects.remote_objects import PROBE
+from tunemq_shared.objects.remote_object_store import PROBE
 from tunemq_shared.objects.s3_address import (
     as_reached_from_here,
     find_ca_file,

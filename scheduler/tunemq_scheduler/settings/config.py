@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tunemq_scheduler.core.runner_settings import ALONE
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
-from tunemq_scheduler.settings.log_policy import LogPolicy, check_policies
+from tunemq_scheduler.settings.printed_line_policy import LogPolicy, check_policies
 from tunemq_scheduler.settings.trial_limit_settings import TrialLimits
 from tunemq_shared.base.byte_sizes import parse_bytes
 from tunemq_shared.base.errors import CheckpointError, ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import CheckpointForm, read_notes
+from tunemq_shared.checkpoints.checkpoint_markers import CheckpointForm, read_notes
 from tunemq_shared.checkpoints.manifest import FILES, MANIFEST, CheckpointInfo, parse_manifest
 from tunemq_shared.checkpoints.store import CheckpointStore
 from tunemq_shared.protocol.messages import CheckpointRef

@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import ConfigError, StoreError, TunerVersionMismatch
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import unpickle
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 TUNER_FILE: Final = "tuner.pkl"
 _VERSION: Final = 1

@@ -18,7 +18,7 @@ from typing import Any
 from tunemq_scheduler.search.algorithm_states import Stateful, Stateless, state_of
 from tunemq_scheduler.search.objective import check_count, is_real
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import (
+from tunemq_shared.protocol.result_conditions import (
     TO_THE_END,
     TRAINING_ITERATION,
     Condition,

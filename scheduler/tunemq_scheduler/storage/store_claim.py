@@ -1,6 +1,6 @@
 """`StoreClaim`: whether a run may still change its experiment's store.
 
-Each run writes a record of itself into the store (`tunemq_scheduler.storage.run_record`). A run
+Each run writes a record of itself into the store (`tunemq_scheduler.storage.last_run`). A run
 that was paused, cut off or presumed dead finds the record of a later run there, and does not change
 the store from then on.
 """
@@ -11,7 +11,7 @@ import math
 import time
 from typing import Final
 
-from tunemq_scheduler.storage.run_record import RunRecord, store_record, stored_record
+from tunemq_scheduler.storage.last_run import RunRecord, store_record, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError, RunSuperseded, StoreError
 from tunemq_shared.base.retrying import CancelToken, retried
 from tunemq_shared.checkpoints.open_store import open_objects

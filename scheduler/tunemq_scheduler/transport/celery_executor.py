@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
-from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
+from tunemq_scheduler.transport.event_batches import events_of
+from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.redis.redis_link import EmbeddedServices
-from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.base.errors import BugError, TransportError
 from tunemq_shared.protocol.messages import Event, NodeJoined, TrialOrder
 from tunemq_shared.signing.live_keys import LiveKeys

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.transport.departures import place_of
+from tunemq_scheduler.transport.deregistered_nodes import place_of
 from tunemq_scheduler.transport.desired_state import DesiredTrials
-from tunemq_scheduler.transport.node_batches import ReadEvent
+from tunemq_scheduler.transport.event_batches import ReadEvent
 from tunemq_shared.protocol import messages as m
 
 #: A node that omits the same events this often does not have them.

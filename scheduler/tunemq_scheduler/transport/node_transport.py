@@ -15,6 +15,7 @@ from typing import Final
 
 from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_scheduler.transport.nodes.stream_decoder import StreamDecoder
 from tunemq_scheduler.transport.redis.key_types import KeyType, clear_wrong_types
@@ -33,13 +34,12 @@ from tunemq_scheduler.transport.redis.redis_link import (
 )
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
-from tunemq_scheduler.transport.transport_client import TransportClient
 from tunemq_shared.base.errors import BugError, RedisUnavailable, TransportError
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 
 #: The interval at which leases and the generation are polled.

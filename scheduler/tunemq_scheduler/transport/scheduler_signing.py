@@ -16,7 +16,7 @@ from tunemq_scheduler.transport.lease_challenge import LeaseChallenge
 from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import message_limits as limits
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import InvalidSignature
 

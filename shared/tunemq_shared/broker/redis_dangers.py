@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress
-from tunemq_shared.broker.redis_release import VALKEY, RedisRelease
+from tunemq_shared.broker.redis_cves import VALKEY, RedisRelease
 
 _TIMEOUT_S: Final = 2.0
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.base.pickling import Unpicklable, dump
-from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.base.unpickling import load_pickled
 
 #: The one file of a checkpoint made from a dict.

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.store import CheckpointStore
+from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.object_store import ObjectStore
 from tunemq_shared.objects.s3_address import as_reached_from_here, parse_address
 from tunemq_shared.objects.store_address import canonical_address, is_remote, join
-from tunemq_shared.objects.store_permissions import StorePermissions
 
 __all__ = [
     "canonical_address",

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.depth_and_integer_limits import beyond_limits
 from tunemq_shared.base.errors import ConfigError, TransportError
 from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.safe_text import repr_of
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.base.unpickling import load_pickled
 
 #: The msgpack extension type of a pickled value.

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import MetricError
-from tunemq_shared.base.undecodable import NO_JSON
 from tunemq_shared.executables.metric_lines import LineSplitter
 
 _CHUNK: Final = 2**20

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from tunemq_shared.base.undecodable import NO_JSON
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.base.decoding_errors import NO_JSON
+from tunemq_shared.protocol.result_conditions import lookup
 from tunemq_shared.trial.results import DONE
 
 #: Possessive, since going back over a long run of digits takes quadratic time.

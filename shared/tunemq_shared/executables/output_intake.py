@@ -18,12 +18,12 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from tunemq_shared.base.errors import TrainableError
-from tunemq_shared.checkpoints.checkpoint_folders import remove
+from tunemq_shared.checkpoints.checkpoint_markers import remove
 from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
 from tunemq_shared.executables.followed_file import FollowedFile
 from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines
-from tunemq_shared.executables.report_line import ReportCall
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.executables.report_socket import ReportCall
+from tunemq_shared.protocol.result_conditions import lookup
 
 #: Seconds between two reads of a file.
 _POLL_INTERVAL_S: Final = 0.1

@@ -26,7 +26,7 @@ or no trial runs here.
 _EX_USAGE = 64
 #: Same as in `report_line`, which is not imported here.
 _VARIABLE = "TUNEMQ_REPORT"
-#: Same as in `tunemq_shared.base.undecodable`.
+#: Same as in `tunemq_shared.base.decoding_errors`.
 _NO_JSON = (ValueError, RecursionError)
 
 

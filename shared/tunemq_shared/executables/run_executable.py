@@ -16,8 +16,8 @@ import msgspec
 
 from tunemq_shared.base.errors import CheckpointError, MetricError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX, remove
-from tunemq_shared.executables import report_line
+from tunemq_shared.checkpoints.checkpoint_markers import TEMPORARY_PREFIX, remove
+from tunemq_shared.executables import report_socket
 from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
 from tunemq_shared.executables.followed_file import FollowedFile
 from tunemq_shared.executables.metric_lines import MetricLines
@@ -121,7 +121,7 @@ class _TrialAttempt:
         elif self._metrics_from != REPORT:
             file = FollowedFile(os.path.join(session.start.folder, self._metrics_from))
         with (
-            report_line.listen(self._socket) as listener,
+            report_socket.listen(self._socket) as listener,
             closing(Program(self._arguments, self._variables, self._cwd)) as program,
         ):
             sources = ResultSources(lines, file, listener, self._inbox, expected)
@@ -225,7 +225,7 @@ def _restored(session: TrialSession) -> str:
 def _variables(ours: Mapping[str, str], config: Mapping[str, Any], socket: str) -> dict[str, str]:
     variables = {**os.environ, **variables_of(config)}
     variables |= {f"TUNEMQ_{name.upper()}": value for name, value in ours.items()}
-    variables[report_line.VARIABLE] = socket
+    variables[report_socket.VARIABLE] = socket
     # Otherwise Python buffers a few kilobytes of output.
     variables.setdefault("PYTHONUNBUFFERED", "1")
     path = variables.get("PATH", os.defpath)

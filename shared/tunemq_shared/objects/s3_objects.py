@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from tunemq_shared.base.retrying import CancelToken, retried
 from tunemq_shared.objects.object_client import ObjectClient, StoreRequestDenied
-from tunemq_shared.objects.remote_objects import CONNECTIONS, Reading, RemoteObjects
+from tunemq_shared.objects.remote_object_store import CONNECTIONS, Reading, RemoteObjects
 from tunemq_shared.objects.s3_address import S3Address, find_ca_file, find_keys
 from tunemq_shared.objects.s3_client import S3Client
 

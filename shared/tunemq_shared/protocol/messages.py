@@ -18,8 +18,8 @@ import msgspec
 
 from tunemq_shared.base import message_encoding
 from tunemq_shared.protocol import node_orders
-from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
+from tunemq_shared.protocol.result_conditions import Horizon
 
 #: Part of every batch, assignment and journal; a mismatch is rejected with both versions named.
 PROTOCOL_VERSION = 1

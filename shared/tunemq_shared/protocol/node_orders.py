@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from tunemq_shared.protocol.conditions import Condition, Horizon
+from tunemq_shared.protocol.result_conditions import Condition, Horizon
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 #: A text for paths, variables and arguments, which no operating system takes with a null character.

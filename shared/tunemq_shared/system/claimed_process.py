@@ -5,7 +5,7 @@ id may have more rights than the sender, and the id may belong to any process of
 
 A ``/proc`` that is mounted with hidepid=, as systemd's ProtectProc= does, hides processes: those of
 other users, and those of the same user that called
-`tunemq_shared.system.process_control.keep_memory_private`. A hidden process has not ended.
+`tunemq_shared.system.process_attributes.keep_memory_private`. A hidden process has not ended.
 """
 
 from __future__ import annotations

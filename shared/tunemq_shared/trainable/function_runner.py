@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 
 from tunemq_shared.base.errors import MetricError, TrainableError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import (
+from tunemq_shared.checkpoints.checkpoint_bytes import is_temporary, make_permanent
+from tunemq_shared.checkpoints.checkpoint_markers import (
     is_null,
     make_checkpoint_folder,
     make_null_checkpoint,
     read_notes,
     write_notes,
 )
-from tunemq_shared.checkpoints.temporary_checkpoints import is_temporary, make_permanent
 from tunemq_shared.trainable.function_signatures import FunctionSignature, function_form
 from tunemq_shared.trainable.reporter_argument import StatusReporter
 from tunemq_shared.trainable.trainable import Trainable

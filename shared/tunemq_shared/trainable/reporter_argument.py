@@ -11,7 +11,7 @@ from typing import Any
 
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import (
+from tunemq_shared.checkpoints.checkpoint_markers import (
     CheckpointForm,
     find_checkpoint_folder,
     form_within,

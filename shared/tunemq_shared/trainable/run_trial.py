@@ -16,7 +16,7 @@ from typing import Any
 
 from tunemq_shared.base.errors import CheckpointCorrupt, MetricError, StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
-from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX, remove
+from tunemq_shared.checkpoints.checkpoint_markers import TEMPORARY_PREFIX, remove
 from tunemq_shared.protocol.messages import ResultReported, TrialFailed, TrialFinished, TrialPaused
 from tunemq_shared.trainable.function_runner import FunctionRunner, without_result, wrap_function
 from tunemq_shared.trainable.trainable import Trainable, validate_trainable

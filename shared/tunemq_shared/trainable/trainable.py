@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Final
 
 from tunemq_shared.base.errors import CheckpointError, TrainableError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import (
+from tunemq_shared.checkpoints.checkpoint_bytes import bytes_to_folder, folder_to_bytes
+from tunemq_shared.checkpoints.checkpoint_markers import (
     AS_FOLDER,
     TEMPORARY_PREFIX,
     CheckpointForm,
@@ -30,7 +31,6 @@ from tunemq_shared.checkpoints.checkpoint_folders import (
     remove,
     write_notes,
 )
-from tunemq_shared.checkpoints.temporary_checkpoints import bytes_to_folder, folder_to_bytes
 from tunemq_shared.protocol.messages import TrialStarted
 from tunemq_shared.trainable.function_signatures import function_form
 from tunemq_shared.trial.metrics import check_metrics

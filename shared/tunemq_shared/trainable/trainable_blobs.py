@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import StoreError, TrainableError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, read_blob
 from tunemq_shared.code.code_by_value import load_trainable, modules_of, pickle_trainable
 from tunemq_shared.code.parameter_blob import (

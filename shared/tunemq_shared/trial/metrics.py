@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tunemq_shared.base.errors import MetricError
 from tunemq_shared.base.safe_text import repr_of
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 #: The key of a metric that was reported or returned without a name.
 UNNAMED: Final = "_metric"

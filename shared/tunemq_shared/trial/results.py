@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from tunemq_shared.protocol import conditions
+from tunemq_shared.protocol import result_conditions
 from tunemq_shared.protocol.messages import ResultReported, TrialStarted
 
-TRAINING_ITERATION: Final = conditions.TRAINING_ITERATION
+TRAINING_ITERATION: Final = result_conditions.TRAINING_ITERATION
 TIME_THIS_ITER_S: Final = "time_this_iter_s"
 TIME_TOTAL_S: Final = "time_total_s"
 TIME_SINCE_RESTORE: Final = "time_since_restore"

@@ -15,7 +15,7 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
-from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
+from tunemq_shared.checkpoints.checkpoint_markers import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import entries
 from tunemq_shared.system.plain_files import opened_below, sha256_of

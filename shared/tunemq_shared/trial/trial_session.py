@@ -21,7 +21,7 @@ import msgspec
 
 from tunemq_shared.base.errors import BugError, CheckpointCorrupt, CheckpointError, TuneError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import (
+from tunemq_shared.checkpoints.checkpoint_markers import (
     AS_FOLDER,
     CheckpointForm,
     is_null,
@@ -32,7 +32,6 @@ from tunemq_shared.checkpoints.checkpoint_folders import (
 )
 from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
-from tunemq_shared.protocol.conditions import first_that_holds, lookup
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -42,6 +41,7 @@ from tunemq_shared.protocol.messages import (
     ResultReported,
     TrialOrder,
 )
+from tunemq_shared.protocol.result_conditions import first_that_holds, lookup
 from tunemq_shared.trial.control_flow import TrialDoneExit, TrialExit, TrialPauseExit, TrialStopExit
 from tunemq_shared.trial.metrics import check_comparable, check_expected, check_metrics
 from tunemq_shared.trial.progress import TrialProgress

@@ -23,7 +23,7 @@ from tests.support.proxies.tcp_proxy import TcpProxy
 from tests.support.searches.chain import executed
 from tests.support.searches.killed_searches import JournalTail
 from tests.support.waiting import eventually
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_shared.protocol import messages as m
 
 _E = TypeVar("_E", bound=m.Event)

@@ -37,7 +37,7 @@ from tests.support.waiting import eventually
 from tests.support.warm_commands import WarmCommands
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_scheduler.embedded.redis_command import find_redis_server
 from tunemq_shared.base.errors import NoScheduler, RedisUnavailable, TuneError
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.protocol import messages as m

@@ -39,7 +39,7 @@ from tests.support.searches.chain import (
 )
 from tests.support.waiting import eventually
 from tunemq_scheduler.experiment import run_experiment
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.output.terminal.reporter import ProgressReporter
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

@@ -24,7 +24,7 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentReply,
 )
 from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
-from tunemq_scheduler.storage.run_record import read_record
+from tunemq_scheduler.storage.last_run import read_record
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

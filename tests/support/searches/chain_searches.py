@@ -17,7 +17,7 @@ from tests.support.searches.chain import executed, expected
 from tests.support.searches.killed_searches import NODE, RunningSearch
 from tests.support.stores.object_servers import ObjectServer
 from tunemq_scheduler.cli.experiment_checkpoints import ExperimentCheckpoints, opened
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.protocol import messages as m

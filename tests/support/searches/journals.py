@@ -25,7 +25,7 @@ from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator

@@ -26,8 +26,8 @@ from tests.support.searches.chain import open_gate
 from tests.support.waiting import eventually
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.journal.journal_files import FILE_NAME, TURNS_SUFFIX, numbers, turns_file
 from tunemq_scheduler.journal.journal_frames import frame_at
-from tunemq_scheduler.journal.journal_layout import FILE_NAME, TURNS_SUFFIX, numbers, turns_file
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_shared.protocol import messages as m
 

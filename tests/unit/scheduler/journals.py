@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.runner_settings import RunnerSettings
-from tunemq_scheduler.journal.journal_contents import JournalHeader, JournalSnapshot
+from tunemq_scheduler.journal.journal_headers import JournalHeader, JournalSnapshot
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.protocol import messages as m

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tests.unit.scheduler.fake_trials import FakeTrial
-from tunemq_scheduler.output.syncing import sync_queue
+from tunemq_scheduler.output.syncing import folder_sync
 from tunemq_scheduler.output.syncing import syncer_callback as module
 from tunemq_scheduler.output.syncing.syncer import Syncer
 from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
@@ -100,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REST_S", 0.01)
     monkeypatch.setattr(module, "ARTIFACTS_REST_S", 0.01)
-    monkeypatch.setattr(sync_queue, "PAUSE_S", 0.001)
+    monkeypatch.setattr(folder_sync, "PAUSE_S", 0.001)
 
 
 @pytest.fixture

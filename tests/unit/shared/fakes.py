@@ -8,7 +8,6 @@ from collections import deque
 from pathlib import Path
 
 from tunemq_shared.base.errors import CheckpointCorrupt
-from tunemq_shared.protocol.conditions import TO_THE_END, Condition, Horizon
 from tunemq_shared.protocol.messages import (
     BlobRef,
     CheckpointCommitted,
@@ -24,6 +23,7 @@ from tunemq_shared.protocol.messages import (
     decode_node_event,
     encode,
 )
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Condition, Horizon
 from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_shared.trial.trial_session import TrialSession
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.workers.fakes import Clock, order, start
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuProcess, Xid
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess, Xid
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
-from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.gpu.gpu_snapshots import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 MIB, GIB = 2**20, 2**30

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MANIFEST
-from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec, encode
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.transfer_messages import UploadCheckpoint, UploadResult

@@ -50,10 +50,10 @@ from tunemq_shared.base.failpoints import failpoint  # noqa: E402
 from tunemq_shared.base.unpickling import never_unpickle  # noqa: E402
 from tunemq_shared.broker import redis_keys  # noqa: E402
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
-from tunemq_shared.system.process_control import die_with_parent, set_name  # noqa: E402
+from tunemq_shared.system.process_attributes import die_with_parent, set_name  # noqa: E402
 from tunemq_workers.broker.consumer_launcher import COMMAND, READY, REJECTED, next_socket  # noqa: E402
-from tunemq_workers.broker.consumer_messages import InvalidCeleryMessage, check_task  # noqa: E402
 from tunemq_workers.broker.redis_client import RedisClient, RedisCommandError  # noqa: E402
+from tunemq_workers.broker.task_validation import InvalidCeleryMessage, check_task  # noqa: E402
 from tunemq_workers.runtime.frames import frame  # noqa: E402
 from tunemq_workers.system.credentials import take_keys  # noqa: E402
 

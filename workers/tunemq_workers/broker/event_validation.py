@@ -16,14 +16,14 @@ from typing import Annotated, Any, Final, Literal, get_args
 import msgspec
 from msgspec import Meta
 
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import MetricError, TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expected
 from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, split_derived
-from tunemq_workers.logs.log_watch import tag_of
+from tunemq_workers.logs.log_policy_search import tag_of
 from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 

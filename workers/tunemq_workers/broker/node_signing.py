@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tunemq_shared.protocol import message_limits as limits
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import InvalidSignature
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
 
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.messages import CheckpointWritten, NodeWarned, encode

@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.system import process_control
+from tunemq_shared.system import process_attributes
 from tunemq_shared.system.processes import children_of
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes import forkserver_messages as messages
@@ -33,7 +33,7 @@ from tunemq_workers.processes.process_tree import ProcessTrees
 from tunemq_workers.trial_process import trial_process
 from tunemq_workers.trial_process.preload import PreloadFailed, preload
 from tunemq_workers.trial_process.thread_limits import LoadedLibraries
-from tunemq_workers.trial_process.trial_environment import TrialEnvironment, changed_variables
+from tunemq_workers.trial_process.trial_process_setup import TrialEnvironment, changed_variables
 
 #: How long the last process trees may take to exit after the node's end; the rest dies with this
 #: process.
@@ -76,7 +76,7 @@ class Forkserver:
         # this process can kill its process trees. No other signal with a handler reaches a stopped
         # process.
         signal.signal(signal.SIGCONT, self._continue)
-        process_control.die_with_parent(self._node, signal.SIGCONT)
+        process_attributes.die_with_parent(self._node, signal.SIGCONT)
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         poller.register(self._control, select.POLLIN)
@@ -216,14 +216,14 @@ def main() -> None:
     boot = messages.decode_boot(sys.argv[2])
     # Until there are trial processes to kill, the node's death kills this process, even if it
     # hangs.
-    process_control.die_with_parent(boot.node)
-    process_control.become_subreaper()
+    process_attributes.die_with_parent(boot.node)
+    process_attributes.become_subreaper()
     if boot.confined:
-        process_control.keep_memory_private()
+        process_attributes.keep_memory_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Trial processes inherit this until they install their own handler.
     signal.signal(messages.DUMP_SIGNAL, signal.SIG_IGN)
-    process_control.set_name("tunemq-fork")
+    process_attributes.set_name("tunemq-fork")
     # User code imports it. It is imported by name because our modules do not depend on it.
     importlib.import_module("tunemq")
     # The user's entries come first, as in the script, then this interpreter's and TuneMQ's.

@@ -24,15 +24,15 @@ from tunemq_shared.base import failpoints
 from tunemq_shared.protocol.messages import Environment, TrialOrder
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 from tunemq_workers.forkservers import interpreters
-from tunemq_workers.forkservers.forkserver_reports import (
+from tunemq_workers.forkservers.report_validation import (
     InvalidReport,
     ReportedProcesses,
     close_all,
 )
-from tunemq_workers.forkservers.stopped_start import killing_stopped_starts
+from tunemq_workers.forkservers.sigstop_guard import killing_stopped_starts
 from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.runtime.untrusted_sockets import socket_pair
-from tunemq_workers.system.process_limits import lowered_limits
+from tunemq_workers.system.lowered_limits import lowered_limits
 from tunemq_workers.system.trial_user import UserAccount, own_files
 from tunemq_workers.trial_process import thread_limits
 from tunemq_workers.trial_process.stack_dumps import have_stacks_written

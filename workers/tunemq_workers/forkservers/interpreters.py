@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Final
 
-from tunemq_shared.system.execute_in_child import executed_in_child
+from tunemq_shared.system.nonblocking_exec import executed_in_child
 from tunemq_workers.processes.forkserver_messages import COMMAND
 from tunemq_workers.system.trial_user import own_files
 

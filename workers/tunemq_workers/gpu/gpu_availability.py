@@ -29,10 +29,10 @@ import msgspec
 
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuProcess, Xid
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess, Xid
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 from tunemq_workers.gpu.gpu_locks import GpuLocks
-from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot, in_words
+from tunemq_workers.gpu.gpu_snapshots import DeviceSnapshot, GpuSnapshot, in_words
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel, do_nothing
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 

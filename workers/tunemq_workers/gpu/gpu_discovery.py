@@ -11,7 +11,7 @@ import msgspec
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import PhysicalGpu
+from tunemq_workers.gpu.drivers.gpu_types import PhysicalGpu
 from tunemq_workers.gpu.drivers.nvml import NvmlDriver
 
 #: The GPUs that CUDA programs may see; a node respects it, too.

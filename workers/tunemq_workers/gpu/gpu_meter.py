@@ -15,7 +15,7 @@ import msgspec
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu
-from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.gpu.gpu_snapshots import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import AttemptId, TrialProcess
 
 

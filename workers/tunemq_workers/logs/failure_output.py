@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from tunemq_shared.protocol import messages
-from tunemq_workers.logs.log_lines import end_of
-from tunemq_workers.logs.log_watch import BEGINS, FAILS, tag_of
+from tunemq_workers.logs.log_policy_search import BEGINS, FAILS, tag_of
+from tunemq_workers.logs.log_tail import end_of
 from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 

@@ -25,9 +25,9 @@ from typing import Final
 
 from tunemq_shared.trial.memory_errors import says_cuda_memory
 from tunemq_workers.logs import log_messages as messages
-from tunemq_workers.logs.log_lines import LogFile, end_of
+from tunemq_workers.logs.log_tail import LogFile, end_of
 from tunemq_workers.logs.output_files import STDERR, STDOUT
-from tunemq_workers.processes.child_start import begin, receive
+from tunemq_workers.processes.child_entry import begin, receive
 from tunemq_workers.runtime.frames import FrameDecoder, frame
 
 #: Seconds between two searches; the last one happens when the trial has failed.

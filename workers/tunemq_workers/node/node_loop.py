@@ -25,7 +25,7 @@ from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, TrialSpec, encode
 from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
 from tunemq_workers.broker import publisher_messages
-from tunemq_workers.broker.consumer_process import ConsumerProcess
+from tunemq_workers.broker.consumer_supervisor import ConsumerProcess
 from tunemq_workers.broker.event_publisher import EventPublisher
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.broker.outbox import BLOCK_BYTES, MemoryBudget
@@ -37,16 +37,16 @@ from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.logs.failure_output import FailureOutput
-from tunemq_workers.logs.log_watch import LogWatch
+from tunemq_workers.logs.log_policy_search import LogWatch
 from tunemq_workers.logs.output_caps import OutputCaps
-from tunemq_workers.node.key_watch import KeyWatch
+from tunemq_workers.node.key_mismatch import KeyWatch
 from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.node.worker_health import WorkerHealth
 from tunemq_workers.processes.child_process import LOGS, ChildProcess
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 from tunemq_workers.runtime.trial_process_state import AttemptId
-from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.system.node_metrics_collector import MachineWatch
 from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.assignment_filter import AssignmentFilter
 from tunemq_workers.trials.dependencies import DependencyFetcher

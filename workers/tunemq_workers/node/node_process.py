@@ -25,7 +25,7 @@ from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
 from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
 from tunemq_shared.signing.live_keys import KeyRole, LiveKeys, find_keys
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.broker.consumer_launcher import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S

@@ -17,17 +17,17 @@ import cloudpickle
 import msgspec
 
 from tunemq_shared.base.byte_sizes import parse_bytes
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription
 from tunemq_shared.health.service_health import ServiceHealth
 from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment
 from tunemq_shared.protocol.registration import NodeRegistration
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 from tunemq_shared.signing.live_keys import LiveKeys
-from tunemq_shared.system.process_control import become_subreaper, set_name
+from tunemq_shared.system.process_attributes import become_subreaper, set_name
 from tunemq_shared.system.processes import parent_of
 from tunemq_workers import work_folder
 from tunemq_workers.broker.node_signing import NodeSigning
@@ -39,7 +39,7 @@ from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_discovery import VISIBLE, OfferedGpus, offered_gpus
 from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_watch import GpuSnapshot, GpuWatch
+from tunemq_workers.gpu.gpu_snapshots import GpuSnapshot, GpuWatch
 from tunemq_workers.node.node_loop import NodeLoop
 from tunemq_workers.node.terminal_log import OneLineFormatter, open_terminal
 from tunemq_workers.node.trial_user_folders import keep_rights
@@ -52,10 +52,10 @@ from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.runtime.untrusted_sockets import interrupt_lingering
 from tunemq_workers.system import machine
 from tunemq_workers.system.credentials import STORE_KEYS
-from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.system.node_metrics_collector import MachineWatch
 from tunemq_workers.system.trial_user import UserAccount, act_for
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.local_start_order import BLOBS, parse_allowed, trial_variables
+from tunemq_workers.trials.localize_order import BLOBS, parse_allowed, trial_variables
 from tunemq_workers.work_folder import keep_logs_short
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Final
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.system.folder_trees import remove_tree
 from tunemq_shared.system.plain_files import allow
-from tunemq_workers.forkservers.stopped_start import killing_stopped_starts
+from tunemq_workers.forkservers.sigstop_guard import killing_stopped_starts
 from tunemq_workers.processes.child_process import LOGS
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor

@@ -18,7 +18,7 @@ from tunemq_shared.base.errors import ConfigError, RedisRejectsUser, RedisUnavai
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 from tunemq_shared.signing.live_keys import KeyRole, find_keys
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.node import node_process
 from tunemq_workers.node.worker_exit_codes import EXIT_UNAVAILABLE
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     except RedisUnavailable as problem:
         _tell(str(problem))
         return EXIT_UNAVAILABLE
-    from tunemq_workers.node.start_up_check import check_environment  # only this command needs it
+    from tunemq_workers.node.security_check import check_environment  # only this command needs it
 
     check_environment(address, registration, os.environ, is_insecure=options.insecure, tell=_tell)
     os.environ[REDIS_VARIABLE] = url
@@ -185,7 +185,7 @@ def _check_trial_env(text: str) -> None:
     Raises:
         ConfigError: a name is invalid.
     """
-    from tunemq_workers.trials.local_start_order import (  # only this option needs it
+    from tunemq_workers.trials.localize_order import (  # only this option needs it
         parse_allowed,
         unmatched,
     )

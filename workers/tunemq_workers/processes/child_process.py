@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tunemq_shared.system.process_control import is_memory_private
+from tunemq_shared.system.process_attributes import is_memory_private
 from tunemq_workers.system.credentials import send_keys, split
 from tunemq_workers.system.trial_user import own_files
 

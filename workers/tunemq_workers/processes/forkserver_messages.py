@@ -86,7 +86,7 @@ ForkserverCommand = StartProcess | TerminateProcess | KillProcessTree | Forkserv
 # --- forkserver to node
 # ------------------------------------------------------------------------------
 # Modules that a forkserver preloads are user code and can write to this socket, too: see
-# `tunemq_workers.forkservers.forkserver_reports`.
+# `tunemq_workers.forkservers.report_validation`.
 
 #: The most characters of a text in a report.
 MAX_TEXT: Final = 4000

@@ -27,7 +27,7 @@ from tunemq_shared.system.claimed_process import exists
 from tunemq_shared.system.processes import is_readable
 from tunemq_workers.processes.tree_memory import process_tree_of
 from tunemq_workers.runtime.untrusted_sockets import socket_pair
-from tunemq_workers.system.control_groups import group_paths, read_value
+from tunemq_workers.system.cgroup_limits import group_paths, read_value
 from tunemq_workers.system.trial_user import own_files
 
 _ROOT: Final = "/sys/fs/cgroup"

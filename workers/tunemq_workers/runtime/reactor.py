@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-#: After so many seconds of one round, what is due or posted does not wait for the round's end:
-#: trials decide how long their messages take.
+#: Seconds of one round after which due and posted calls do not wait for its end: trials decide how
+#: long their messages take.
 _LONG_ROUND_S: Final = 0.5
 
 READ: Final = selectors.EVENT_READ

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from tunemq_shared.base.errors import TransportError
-from tunemq_shared.protocol.conditions import Horizon
 from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
+from tunemq_shared.protocol.result_conditions import Horizon
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.reactor import Timer
 

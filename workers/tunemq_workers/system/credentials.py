@@ -15,7 +15,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 
 #: The variables that processes with access to stores need and that trials must not have.
 STORE_KEYS: Final = frozenset({

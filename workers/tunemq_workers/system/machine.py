@@ -7,7 +7,7 @@ import os
 import socket
 from contextlib import suppress
 
-from tunemq_workers.system.control_groups import Cgroup
+from tunemq_workers.system.cgroup_limits import Cgroup
 
 
 def hostname() -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_workers.runtime.reactor import Reactor
-from tunemq_workers.system.control_groups import group_paths
+from tunemq_workers.system.cgroup_limits import group_paths
 
 #: Seconds between two readings. A kill counts as recent for one to two periods, in which even a
 #: large process has ended.

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.system import process_control
+from tunemq_shared.system import process_attributes
 
 #: Prefixes of variables of the node's user that do not apply to another user.
 _OF_A_LOGIN: Final = ("XDG_", "SUDO_")
@@ -90,21 +90,21 @@ def act_for(account: UserAccount) -> None:
     programs. The process also cannot follow links in ``/proc`` into other users' processes. Call it
     before other threads exist, and before `die_with_parent`, which it undoes.
     """
-    process_control.no_new_privileges()
-    process_control.look_into_no_other_users_process()
+    process_attributes.no_new_privileges()
+    process_attributes.look_into_no_other_users_process()
     os.setgroups(account.groups)
-    process_control.files_as(account.uid, account.gid)
+    process_attributes.files_as(account.uid, account.gid)
 
 
 @contextlib.contextmanager
 def own_files() -> Iterator[None]:
     """Open files within the context as this process's own user, in the calling thread."""
-    uid, gid = process_control.files_user()
+    uid, gid = process_attributes.files_user()
     if uid == os.geteuid():
         yield
         return
-    process_control.files_as(os.geteuid(), os.getegid())
+    process_attributes.files_as(os.geteuid(), os.getegid())
     try:
         yield
     finally:
-        process_control.files_as(uid, gid)
+        process_attributes.files_as(uid, gid)

@@ -33,7 +33,7 @@ from tunemq_shared.code.blob_store import ObjectBlobStore, copy_file
 from tunemq_shared.code.bundles import unpacked
 from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.object_store import NoSuchObject, ObjectSizeMismatch, ObjectStore
-from tunemq_shared.objects.remote_objects import PROBE
+from tunemq_shared.objects.remote_object_store import PROBE
 from tunemq_shared.objects.store_traffic import TRAFFIC, counted
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.plain_files import read_below

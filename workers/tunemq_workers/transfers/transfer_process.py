@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
-from tunemq_workers.processes.child_start import begin, receive
+from tunemq_workers.processes.child_entry import begin, receive
 from tunemq_workers.runtime import transfer_messages as messages
 from tunemq_workers.runtime.frames import FrameDecoder, frame
 from tunemq_workers.transfers.transfer_performer import TransferPerformer

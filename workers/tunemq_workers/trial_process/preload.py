@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tunemq_shared.system.process_control import die_with_parent
+from tunemq_shared.system.process_attributes import die_with_parent
 from tunemq_shared.system.processes import is_readable, signal_name
 from tunemq_workers.trial_process import thread_limits
 

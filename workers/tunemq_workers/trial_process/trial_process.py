@@ -40,7 +40,7 @@ from tunemq_workers.processes.forkserver_messages import TrialProcessSpec, decod
 from tunemq_workers.trial_process.cache_sink import CacheSink
 from tunemq_workers.trial_process.node_channel import NodeChannel
 from tunemq_workers.trial_process.script_objects_for_spawn import end_children
-from tunemq_workers.trial_process.trial_environment import TrialEnvironment, leave_the_forkserver
+from tunemq_workers.trial_process.trial_process_setup import TrialEnvironment, leave_the_forkserver
 
 #: How long all `atexit` handlers may take together, in seconds.
 EXIT_GRACE_S: Final = 4

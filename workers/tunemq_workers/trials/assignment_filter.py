@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.protocol import messages
 from tunemq_workers.broker.node_signing import NodeSigning
 from tunemq_workers.runtime.trial_process_state import AttemptId

@@ -30,7 +30,7 @@ from tunemq_workers.runtime.reactor import do_nothing
 from tunemq_workers.runtime.transfer_messages import FetchBlob
 from tunemq_workers.runtime.trial_process_state import AttemptId
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.local_start_order import (
+from tunemq_workers.trials.localize_order import (
     BLOBS,
     CODE,
     localised,

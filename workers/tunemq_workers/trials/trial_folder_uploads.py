@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.base.retrying import ignore
-from tunemq_shared.checkpoints.checkpoint_folders import remove_copies
+from tunemq_shared.checkpoints.checkpoint_markers import remove_copies
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.messages import NodeWarned, TrialSpec, encode
 from tunemq_shared.system.folder_trees import names_in, remove_tree, statuses
@@ -29,7 +29,7 @@ from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
 from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
 from tunemq_workers.system.trial_user import own_files
 from tunemq_workers.transfers.transfer_client import TransferClient
-from tunemq_workers.trials.local_start_order import TRIALS, place_of_shared_names
+from tunemq_workers.trials.localize_order import TRIALS, place_of_shared_names
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
 
 #: The prefix of folders that are being removed.

@@ -55,7 +55,7 @@ _SHOWN: Final = 300
 _LONGEST: Final = {
     frames.ASK_SAVE: 0,
     frames.AWAIT_ORDER: 16,
-    frames.ENDING: frames.MAX_EVENT_BYTES,
+    frames.ENDING: frames.MAX_FROM_TRIAL_BYTES,
     frames.FETCH: 16 * 2**10,
     frames.IDLE: 0,
     frames.WRITTEN: 16 * 2**10,

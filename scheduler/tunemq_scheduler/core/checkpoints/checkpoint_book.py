@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from tunemq_scheduler.core.checkpoint_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.checkpoints.object_references import ObjectReferences
 from tunemq_scheduler.core.commands import Command, NotifyCheckpoint
-from tunemq_scheduler.core.experiment_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.kept_checkpoints import MOST_CANDIDATES, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import Trial

@@ -24,7 +24,7 @@ from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S, AwayNode, Tri
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 
 
 def joined(runner: TrialActions, event: m.NodeJoined) -> None:

@@ -21,7 +21,7 @@ from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, TrialCheckpoint
 from tunemq_scheduler.core.trials.trial import PENDING, RUNNING, TERMINATED, Trial, TrialSummary
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.result_conditions import next_result
 
 #: The values of `m.ExperimentResumed.errored`.
 RESUME, RESTART = "resume", "restart"

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.core.allotments import ResourceAmounts
+from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.placement_reasons import why_never, why_not_now
 from tunemq_scheduler.core.placement.resource_request import (

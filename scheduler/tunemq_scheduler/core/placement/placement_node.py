@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.core.allotments import ResourceAmounts
+from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     WITHHELD,

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.metric_values import value_of
+from tunemq_scheduler.core.result_lookup import value_of
 from tunemq_shared.protocol import messages as m
 
 #: The most checkpoints a trial tries to resume from: eight damaged ones mean a damaged disk.

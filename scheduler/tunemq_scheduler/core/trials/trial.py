@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_shared.base.errors import IllegalTransition
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 from tunemq_shared.protocol.device_use import DeviceUse
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon
 
 PENDING: Final = "PENDING"
 RUNNING: Final = "RUNNING"

@@ -34,8 +34,8 @@ from tunemq_scheduler.transport.redis.redis_connection import (
     RedisConnection,
     RedisFull,
 )
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 
 #: The renewal period of the lease, and its lifetime without renewal.

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from tunemq_scheduler.journal.journal_layout import is_full
+from tunemq_scheduler.journal.journal_files import is_full
 from tunemq_shared.base.errors import JournalError, JournalFull
 
 

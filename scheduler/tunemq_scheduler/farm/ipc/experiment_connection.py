@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, RequestDone, RequestRejection
-from tunemq_scheduler.core.allotments import OfferUsage
+from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,
@@ -32,11 +32,11 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentProcess
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.transport.node_batches import EventBatch, ReadEvent
+from tunemq_scheduler.transport.event_batches import EventBatch, ReadEvent
+from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.node_transport import NodeTransport
-from tunemq_scheduler.transport.transport_client import TransportClient
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import BugError, ConfigError, TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.system.standard_streams import tell

@@ -39,15 +39,15 @@ from tunemq_scheduler.farm.ipc.fork_messages import (
     ForkAnswer,
     decode,
 )
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.system.claimed_process import (
     MAX_PID,
     ProcessMismatch,
     has_hung_up,
     open_claimed,
 )
-from tunemq_shared.system.execute_in_child import executed_in_child
+from tunemq_shared.system.nonblocking_exec import executed_in_child
 from tunemq_shared.system.plain_files import open_to_read, open_to_write
 from tunemq_shared.system.processes import is_readable, signal_group
 

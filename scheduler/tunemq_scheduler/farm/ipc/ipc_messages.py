@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answers import RequestRejection
-from tunemq_scheduler.core.allotments import OfferUsage
-from tunemq_scheduler.transport.node_batches import ReadEvent
+from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.transport.event_batches import ReadEvent
 from tunemq_shared.base import message_encoding
-from tunemq_shared.objects.store_permissions import StorePermissions
+from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.farm_requests import SubmittedCode
 from tunemq_shared.protocol.message_limits import Amount, Count

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.core.allotments import OfferUsage
+from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -18,8 +18,8 @@ from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_writer import Journal
-from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
-from tunemq_scheduler.transport.node_batches import EventBatch, events_of
+from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
+from tunemq_scheduler.transport.event_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.protocol import messages as m
 

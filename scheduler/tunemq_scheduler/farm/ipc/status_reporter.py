@@ -18,7 +18,8 @@ from tunemq_scheduler.api.farm_answers import (
     RequestRejection,
     TrialRow,
 )
-from tunemq_scheduler.core.allotments import WHOLE_NODE, OfferUsage
+from tunemq_scheduler.core.offer_usage import WHOLE_NODE, OfferUsage
+from tunemq_scheduler.core.resource_demand import ANY_NUMBER
 from tunemq_scheduler.core.runner_state import ELSEWHERE_S
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
@@ -30,7 +31,6 @@ from tunemq_scheduler.core.trials.trial import (
     Trial,
     awaited,
 )
-from tunemq_scheduler.core.usage import ANY_NUMBER
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -38,7 +38,7 @@ from tunemq_scheduler.results.json_encoding import to_plain
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.base.errors import ConfigError, RequestRejected, SchedulerSuperseded, TuneError
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 #: The most trials in an answer, or in the final report.
 _TOLD_AT_MOST: Final = 1000

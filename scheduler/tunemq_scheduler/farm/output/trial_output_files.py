@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.journal.journal_layout import is_full
+from tunemq_scheduler.journal.journal_files import is_full
 from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.safe_names import is_safe_name
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.output_pieces import OutputChunk, decode
 from tunemq_shared.system.plain_files import open_plain

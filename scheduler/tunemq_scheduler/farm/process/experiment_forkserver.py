@@ -35,7 +35,7 @@ from tunemq_scheduler.farm.ipc.fork_messages import (
 )
 from tunemq_scheduler.farm.process import experiment_process
 from tunemq_shared.checkpoints.open_store import import_client
-from tunemq_shared.system.process_control import (
+from tunemq_shared.system.process_attributes import (
     die_with_parent,
     keep_memory_private,
     leave_no_core_file,

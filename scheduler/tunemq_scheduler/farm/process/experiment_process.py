@@ -40,7 +40,7 @@ from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import unpacked
 from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
 from tunemq_shared.system.plain_files import read_plain
-from tunemq_shared.system.process_control import set_name
+from tunemq_shared.system.process_attributes import set_name
 from tunemq_shared.system.standard_streams import tell
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.base.stop_signals import StopSignals
-from tunemq_scheduler.experiment.code_upload import CodePackage
+from tunemq_scheduler.experiment.code_package import CodePackage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.open_experiment import (
     ATTEMPTS_BEYOND,
@@ -35,7 +35,7 @@ from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
-from tunemq_scheduler.storage.run_record import RunRecord, write_record
+from tunemq_scheduler.storage.last_run import RunRecord, write_record
 from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.blob_folder import BlobFolder

@@ -19,12 +19,12 @@ from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL, ExperimentJob
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment
 from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
-from tunemq_scheduler.storage.run_record import (
+from tunemq_scheduler.storage.last_run import (
     RunRecord,
     check_newest,
     read_record,

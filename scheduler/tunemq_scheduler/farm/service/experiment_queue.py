@@ -31,9 +31,9 @@ from tunemq_scheduler.farm.service.queue_entry import (
     damaged_entry,
 )
 from tunemq_scheduler.storage.folders import safe_name
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import BugError, ConfigError, JournalError, JournalFull
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, SubmittedCode
 
 _SUFFIX: Final = ".json"

@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.core.allotments import WHOLE_NODE, OfferUsage
+from tunemq_scheduler.core.offer_usage import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 from tunemq_scheduler.farm.common.run_details import RunDetails

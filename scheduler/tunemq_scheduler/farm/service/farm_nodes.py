@@ -20,8 +20,8 @@ from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAlloc
 from tunemq_scheduler.farm.common.small_files import replace_file
 from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeSnapshot
 from tunemq_scheduler.transport.node_transport import NodeTransport
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import JournalError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
-from tunemq_scheduler.storage.run_record import stored_record
+from tunemq_scheduler.storage.last_run import stored_record
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
 from tunemq_shared.base.errors import ConfigError, JournalError
 from tunemq_shared.broker import redis_keys

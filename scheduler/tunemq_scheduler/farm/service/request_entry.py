@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, get_args
 import msgspec
 
 from tunemq_scheduler.api.request_signing import open_request
-from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.signing.key_files import KEYS_VARIABLE, SUBMITTER_NAME

@@ -12,10 +12,10 @@ from typing import Any
 
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
-from tunemq_scheduler.journal.journal_contents import JournalHeader
-from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_files import FILE_NAME
+from tunemq_scheduler.journal.journal_headers import JournalHeader
 from tunemq_scheduler.journal.journal_reader import read_header
-from tunemq_scheduler.storage.run_record import RECORD_KEY, stored_record
+from tunemq_scheduler.storage.last_run import RECORD_KEY, stored_record
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import is_remote, join, without_settings

@@ -41,8 +41,8 @@ from tunemq_scheduler.storage.folders import OWN_FOLDER
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.base.errors import JournalFull, RedisUnavailable, TransportError
+from tunemq_shared.objects.allowed_stores import StorePermissions, store_environ
 from tunemq_shared.objects.store_address import is_remote, join
-from tunemq_shared.objects.store_permissions import StorePermissions, store_environ
 from tunemq_shared.objects.store_traffic import TRAFFIC
 from tunemq_shared.signing.live_keys import LiveKeys
 

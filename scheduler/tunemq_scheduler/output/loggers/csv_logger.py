@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.output.loggers.appending import AppendedFile, AppendedFiles
+from tunemq_scheduler.output.loggers.appended_files import AppendedFile, AppendedFiles
 from tunemq_scheduler.output.loggers.logger import LoggerCallback
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.results.csv_cells import EMPTY, cell, columns_of, flatten, row_of
 from tunemq_scheduler.storage.folders import PROGRESS_CSV, make_trial_folder, replace_file
 from tunemq_shared.system.plain_files import open_to_read

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tunemq_scheduler.output.loggers.appending import AppendedFile, AppendedFiles
+from tunemq_scheduler.output.loggers.appended_files import AppendedFile, AppendedFiles
 from tunemq_scheduler.output.loggers.logger import LoggerCallback
-from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.results.json_encoding import result_to_json, to_json
 from tunemq_scheduler.storage.folders import (
     PARAMS_JSON,

@@ -28,8 +28,8 @@ def make_syncing(
 ) -> SyncerCallback:
     """Return the callback that copies an experiment's files.
 
-    See `tunemq_scheduler.experiment.copies`. It must come after all loggers: it copies the files
-    that they write.
+    See `tunemq_scheduler.experiment.select_syncer`. It must come after all loggers: it copies the
+    files that they write.
 
     Args:
         store: the address of the experiment's object store, to which nodes upload checkpoints

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
+from tunemq_shared.checkpoints.checkpoint_markers import NEVER_COPIED_CHECKPOINTS
 
 #: Name prefix of files that are being copied, at the destination and here.
 PART_PREFIX: Final = ".tunemq-part-"

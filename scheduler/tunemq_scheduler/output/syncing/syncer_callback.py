@@ -15,8 +15,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tunemq_scheduler.journal.journal_layout import FILE_NAME as JOURNAL
-from tunemq_scheduler.journal.journal_layout import LOCK, PART_SUFFIX
+from tunemq_scheduler.journal.journal_files import FILE_NAME as JOURNAL
+from tunemq_scheduler.journal.journal_files import LOCK, PART_SUFFIX
 from tunemq_scheduler.output.loggers import LoggerCallback
 from tunemq_scheduler.output.syncing.destinations import join
 from tunemq_scheduler.output.syncing.excludes import (
@@ -25,7 +25,7 @@ from tunemq_scheduler.output.syncing.excludes import (
     excluding,
     in_folders_but,
 )
-from tunemq_scheduler.output.syncing.sync_queue import SyncQueue
+from tunemq_scheduler.output.syncing.folder_sync import SyncQueue
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
 from tunemq_scheduler.storage.folders import (
     ERROR_FILE,

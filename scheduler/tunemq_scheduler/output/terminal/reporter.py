@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
+from tunemq_scheduler.output.terminal.display_base import Display, TerminalOutput
 from tunemq_scheduler.output.terminal.formatting import duration, fit, resources, text_table
-from tunemq_scheduler.output.terminal.lines import STATUS_PERIOD_S, LineDisplay
+from tunemq_scheduler.output.terminal.line_display import STATUS_PERIOD_S, LineDisplay
 from tunemq_scheduler.output.terminal.rows import (
     TableOptions,
     choose,
@@ -215,7 +215,7 @@ def display_for(
     shown = reporter or CLIReporter()
     if verbose == 1 and _is_terminal(stream):
         # Import rich, which takes 40 ms, only for a table.
-        from tunemq_scheduler.output.terminal.table import PERIOD_S, TableDisplay
+        from tunemq_scheduler.output.terminal.table_display import PERIOD_S, TableDisplay
 
         period_s = max(PERIOD_S, shown.period_s or 0.0)
         return TableDisplay(shown.options, stream=stream, period_s=period_s)

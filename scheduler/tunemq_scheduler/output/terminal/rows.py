@@ -12,7 +12,7 @@ from tunemq_scheduler.core.trials.trial import awaited
 from tunemq_scheduler.output.terminal.formatting import TableColumn, clean, duration, value
 from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 from tunemq_shared.trial import results as keys
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tunemq_scheduler.output.terminal.rows import (
 from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.objects.store_address import without_settings
-from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.protocol.result_conditions import lookup
 
 if TYPE_CHECKING:
     from tunemq_scheduler.output.terminal.display_view import SearchView

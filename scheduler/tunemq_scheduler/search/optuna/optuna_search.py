@@ -22,7 +22,7 @@ from tunemq_scheduler.search.optuna.optuna_space import (
     parameters,
     suggest,
 )
-from tunemq_scheduler.search.optuna.optuna_trials import dump_trial, load_trial
+from tunemq_scheduler.search.optuna.optuna_trial_json import dump_trial, load_trial
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
 from tunemq_shared.base.errors import ConfigError, SearchSpaceError

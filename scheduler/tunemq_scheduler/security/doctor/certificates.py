@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.security.certificates import certificates_of
+from tunemq_scheduler.security.certificate_expiry import certificates_of
 from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.errors import TuneError

@@ -18,14 +18,8 @@ from tunemq_scheduler.api.farm_answers import (
     NodeList,
 )
 from tunemq_scheduler.api.farm_client import FarmClient
-from tunemq_scheduler.security.doctor.argument_checks import (
-    KnownSecrets,
-    check_arguments,
-    running_processes,
-)
 from tunemq_scheduler.security.doctor.certificates import check_certificates
 from tunemq_scheduler.security.doctor.disk_checks import check_blobs, check_folder
-from tunemq_scheduler.security.doctor.farm_facts import read_farm
 from tunemq_scheduler.security.doctor.key_checks import (
     check_keys,
     check_private_files,
@@ -34,7 +28,13 @@ from tunemq_scheduler.security.doctor.key_checks import (
     secrets_in,
 )
 from tunemq_scheduler.security.doctor.node_checks import RequiredVersions, check_nodes
-from tunemq_scheduler.security.doctor.reports import (
+from tunemq_scheduler.security.doctor.node_reports import read_farm
+from tunemq_scheduler.security.doctor.process_argument_checks import (
+    KnownSecrets,
+    check_arguments,
+    running_processes,
+)
+from tunemq_scheduler.security.doctor.report_checks import (
     check_backup,
     check_scheduler_reports,
     check_searches,

@@ -18,8 +18,8 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answers import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import MAKE_ROOM, judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
-from tunemq_scheduler.security.doctor.reports import check_node_reports
+from tunemq_scheduler.security.doctor.node_reports import FarmReport, NodeReport
+from tunemq_scheduler.security.doctor.report_checks import check_node_reports
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.safe_text import harmless
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.transport.departures import place_of
+from tunemq_scheduler.transport.deregistered_nodes import place_of
 from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.event_batches import EventBatch, count_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.node_batches import EventBatch, count_of
 from tunemq_scheduler.transport.nodes.lease_watch import LeaseWatch
 from tunemq_scheduler.transport.nodes.registration_checks import (
     joined,
@@ -22,14 +22,14 @@ from tunemq_scheduler.transport.nodes.registration_checks import (
     report_withheld,
 )
 from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import NodeMetrics, decode_node_metrics
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.message_limits import is_possible
 from tunemq_shared.protocol.registration import decode_header
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
 #: A lost instance that stays silent for this long is considered dead.
 _AWAY_AT_MOST_S: Final = float(redis_keys.REPLY_TTL_S)

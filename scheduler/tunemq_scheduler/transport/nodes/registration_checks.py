@@ -10,8 +10,8 @@ import cloudpickle
 import msgspec
 
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
+from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import TransportError
-from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
 from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
 

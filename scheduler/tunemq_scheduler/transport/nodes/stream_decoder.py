@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.transport.departures import Deregistrations
+from tunemq_scheduler.transport.deregistered_nodes import Deregistrations
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
 from tunemq_scheduler.transport.nodes.node_registry import NOBODYS, NodeRegistry
 from tunemq_scheduler.transport.redis.stream_reader import StreamEntry

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tunemq_scheduler.transport.departures import place_of
+from tunemq_scheduler.transport.deregistered_nodes import place_of
 from tunemq_scheduler.transport.redis.redis_connection import (
     RedisCommand,
     RedisConnection,

@@ -11,7 +11,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import ResultReview
-from tunemq_scheduler.output.terminal.notices import format_trial_end
+from tunemq_scheduler.output.terminal.notice_text import format_trial_end
 from tunemq_shared.protocol import messages as m
 
 COLD = m.ExperimentResumed(2, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.core.experiment_limits import ExperimentLimits
+from tunemq_scheduler.core.checkpoint_limits import ExperimentLimits
 from tunemq_scheduler.core.nodes.slots import SlotTable
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.runner_settings import RunnerSettings

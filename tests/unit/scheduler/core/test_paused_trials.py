@@ -10,7 +10,7 @@ from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 PAUSE = m.DecisionMade("a", 1, m.PAUSE, "others first")
 UP_TO_5 = (Condition("training_iteration", 5),)

@@ -25,7 +25,7 @@ from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, TransportError
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon, lookup
 
 
 @pytest.mark.parity(52, 57, 122, 139)

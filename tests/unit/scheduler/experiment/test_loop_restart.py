@@ -27,7 +27,7 @@ from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.base.errors import SearchFailed
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 
 class RaisesAt(FIFOScheduler):

@@ -18,10 +18,10 @@ import pytest
 from tests.support.journal_records import read_records, read_turns
 from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
-from tunemq_scheduler.journal import journal_layout as layout_module
+from tunemq_scheduler.journal import journal_files as layout_module
 from tunemq_scheduler.journal import journal_writer
-from tunemq_scheduler.journal.journal_contents import JournalSnapshot
-from tunemq_scheduler.journal.journal_layout import turns_file
+from tunemq_scheduler.journal.journal_files import turns_file
+from tunemq_scheduler.journal.journal_headers import JournalSnapshot
 from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.base.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked

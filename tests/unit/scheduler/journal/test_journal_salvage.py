@@ -19,8 +19,8 @@ from tests.unit.scheduler.journals import (
 )
 from tunemq_scheduler.cli.journal_command import told_lost
 from tunemq_scheduler.journal.damage_check import ReplayExtent, believe, examine
+from tunemq_scheduler.journal.journal_files import snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_frames import JournalFrames
-from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import salvage

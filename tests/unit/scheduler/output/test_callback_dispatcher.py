@@ -11,7 +11,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import TrialSummary
 from tunemq_scheduler.output.callback_dispatcher import CallbackDispatcher
 from tunemq_scheduler.output.loggers import LoggerCallback
-from tunemq_scheduler.output.terminal.display import Display
+from tunemq_scheduler.output.terminal.display_base import Display
 from tunemq_scheduler.results.callback import Callback
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.base.errors import SearchFailed

@@ -20,8 +20,8 @@ from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.output.result_file_reader import ends_with, read_rows
 from tunemq_scheduler.output.result_repair import ResultRepair
-from tunemq_scheduler.output.result_rows import ends_with, read_rows
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.protocol import messages as m

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tunemq_scheduler.schedulers import ASHAScheduler, AsyncHyperBandScheduler, create_scheduler
 from tunemq_scheduler.schedulers.rung import Rung
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 RUNNER: Any = None
 

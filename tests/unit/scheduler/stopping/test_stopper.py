@@ -28,7 +28,7 @@ from tunemq_scheduler.stopping.stopper import (
     make_stopping,
 )
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 
 class Every(Stopper):

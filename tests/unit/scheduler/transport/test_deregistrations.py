@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tunemq_scheduler.transport.departures import Deregistrations
+from tunemq_scheduler.transport.deregistered_nodes import Deregistrations
 
 
 def test_deregistered_node_is_dead_when_its_streams_are_read_to_its_last_entries():

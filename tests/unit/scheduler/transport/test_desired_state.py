@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from tunemq_scheduler.transport.desired_state import DesiredState, DesiredTrials
-from tunemq_shared.protocol.conditions import TO_THE_END, next_result
 from tunemq_shared.protocol.messages import Assignment, BlobRef, Environment, TrialOrder, TrialSpec
+from tunemq_shared.protocol.result_conditions import TO_THE_END, next_result
 
 START = TrialSpec(
     experiment="e",

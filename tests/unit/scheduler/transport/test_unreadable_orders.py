@@ -17,10 +17,10 @@ from tunemq_scheduler.core.commands import (
     StopTrial,
 )
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.transport.desired_state_orders import DesiredStateExecutor
+from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import TrialOrder
+from tunemq_shared.protocol.result_conditions import next_result
 
 ORDER = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, (), 0, ())
 

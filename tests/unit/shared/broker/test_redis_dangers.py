@@ -6,8 +6,8 @@ import pytest
 
 from tunemq_shared.broker import redis_dangers
 from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.broker.redis_cves import REDIS, VALKEY, RedisRelease
 from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION, dangers
-from tunemq_shared.broker.redis_release import REDIS, VALKEY, RedisRelease
 
 #: An address without a server (RFC 5737).
 _AWAY = "192.0.2.1"

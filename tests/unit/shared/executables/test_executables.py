@@ -14,7 +14,7 @@ import pytest
 from tests.support.waiting import eventually
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import TrainableError
-from tunemq_shared.executables import report_line
+from tunemq_shared.executables import report_socket
 from tunemq_shared.executables.executable import executable
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_shared.trainable.run_trial import run_trial
@@ -130,7 +130,7 @@ def _tunemq_on_the_path(tmp_path, monkeypatch):
     (folder / "tunemq").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tunemq "$@"\n')
     (folder / "tunemq").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(report_line, "_READ_S", 60.0)  # for a busy machine
+    monkeypatch.setattr(report_socket, "_READ_S", 60.0)  # for a busy machine
 
 
 def test_program_killed_by_sigkill_continues_from_its_last_checkpoint(trials, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health import health_command, service_health
 from tunemq_shared.health.service_health import ServiceHealth
-from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.process_attributes import keep_memory_private
 
 
 @pytest.fixture

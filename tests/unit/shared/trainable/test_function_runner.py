@@ -12,8 +12,8 @@ import pytest
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import BugError, CheckpointError, MetricError, TrainableError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import CheckpointForm, is_null, read_notes
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.checkpoints.checkpoint_markers import CheckpointForm, is_null, read_notes
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trainable.function_runner import FunctionRunner, wrap_function
 from tunemq_shared.trainable.reporter_argument import StatusReporter, checkpoint_dir
 from tunemq_shared.trainable.run_trial import run_trial

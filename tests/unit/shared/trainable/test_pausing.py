@@ -8,7 +8,7 @@ from tests.unit.shared.counting import Counter, log
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trainable.run_trial import TrainableRunner, run_trial
 from tunemq_shared.trainable.trainable import Trainable
 from tunemq_shared.trial.control_flow import TrialPauseExit

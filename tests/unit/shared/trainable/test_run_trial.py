@@ -11,8 +11,8 @@ from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import TrialFailed
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trainable.function_runner import wrap_function
 from tunemq_shared.trainable.run_trial import TrainableRunner, run_trial
 from tunemq_shared.trial.session import get_checkpoint, report

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.shared.fakes import World
 from tunemq_shared.base.errors import CheckpointError, MetricError, TrainableError
-from tunemq_shared.checkpoints.checkpoint_folders import make_null_checkpoint
+from tunemq_shared.checkpoints.checkpoint_markers import make_null_checkpoint
 from tunemq_shared.trainable import trainable as trainable_module
 from tunemq_shared.trainable.trainable import Trainable, validate_trainable
 from tunemq_shared.trial.session import active

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.shared.fakes import World
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.checkpoints.checkpoint_folders import make_null_checkpoint
+from tunemq_shared.checkpoints.checkpoint_markers import make_null_checkpoint
 from tunemq_shared.protocol.messages import CheckpointRef
 from tunemq_shared.trainable.run_trial import run_trial
 from tunemq_shared.trainable.trainable import Trainable

@@ -13,8 +13,8 @@ import pytest
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import BugError, CheckpointError, MetricError, StoreError, TuneError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import ResultReported, TrialOrder
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trial import trial_session as trial_session_module
 from tunemq_shared.trial.control_flow import TrialDoneExit, TrialStopExit
 from tunemq_shared.trial.session import active, get_checkpoint, get_context, report

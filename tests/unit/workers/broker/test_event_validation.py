@@ -13,7 +13,6 @@ import pytest
 
 from tests.unit.workers.fakes import order, start
 from tests.unit.workers.trials.test_trial_supervisor import Node
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -30,6 +29,7 @@ from tunemq_shared.protocol.messages import (
     TrialWaits,
     encode,
 )
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.frame_connection import FrameConnection
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.waiting import without_collections
 from tunemq_shared.code.config_packing import pack_config
-from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.reactor import Reactor

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from tests.unit.workers.fake_gpu_node import GIB, MIB, STRANGER, Gpus
-from tunemq_workers.gpu.drivers.driver import GpuProcess
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess
 from tunemq_workers.gpu.gpu_availability import GIVEN_BACK_WITHIN_S, SILENT_FOR_S
-from tunemq_workers.gpu.gpu_watch import look_at
+from tunemq_workers.gpu.gpu_snapshots import look_at
 
 
 @pytest.fixture

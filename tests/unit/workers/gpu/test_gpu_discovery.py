@@ -16,11 +16,11 @@ from tests.support.waiting import eventually
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeDescription, decode_node_metrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import PhysicalGpu
+from tunemq_workers.gpu.drivers.gpu_types import PhysicalGpu
 from tunemq_workers.gpu.gpu_discovery import offered_gpus
 from tunemq_workers.gpu.gpu_locks import take_gpus
 from tunemq_workers.system.library_versions import installed_versions
-from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.system.node_metrics_collector import MachineWatch
 
 GPUS = [Gpu(f"GPU-{letter}0", "NVIDIA H200", 1e9) for letter in "abc"]
 

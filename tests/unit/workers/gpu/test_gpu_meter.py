@@ -6,12 +6,12 @@ import pytest
 
 from tests.unit.workers.fakes import FakeConnection, start
 from tunemq_shared.health.node_metrics import GpuMetrics
-from tunemq_shared.protocol.conditions import TO_THE_END
 from tunemq_shared.protocol.device_use import DeviceUse
 from tunemq_shared.protocol.messages import DevicesUsed, Gpu, TrialOrder
-from tunemq_workers.gpu.drivers.driver import GpuProcess
+from tunemq_shared.protocol.result_conditions import TO_THE_END
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess
 from tunemq_workers.gpu.gpu_meter import GpuMeter
-from tunemq_workers.gpu.gpu_watch import DeviceSnapshot, GpuSnapshot
+from tunemq_workers.gpu.gpu_snapshots import DeviceSnapshot, GpuSnapshot
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 
 GB = 1e9

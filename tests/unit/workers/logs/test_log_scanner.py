@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.waiting import without_collections
 from tunemq_workers.logs import output_files
-from tunemq_workers.logs.log_lines import LINE_BYTES, LOOK_BYTES, LogFile, end_of
 from tunemq_workers.logs.log_messages import (
     AttemptOutput,
     FinishOutput,
@@ -24,6 +23,7 @@ from tunemq_workers.logs.log_messages import (
     PatternDropped,
 )
 from tunemq_workers.logs.log_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
+from tunemq_workers.logs.log_tail import LINE_BYTES, LOOK_BYTES, LogFile, end_of
 
 #: Takes a time that doubles with each x where no y follows.
 CATASTROPHIC = r"(x+x+)+y"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from tunemq_shared.system import process_control
+from tunemq_shared.system import process_attributes
 from tunemq_shared.system.processes import children_of
 from tunemq_workers.processes import process_tree
 from tunemq_workers.processes.forkserver_messages import ProcessExited, ProcessTreeGone
@@ -130,9 +130,9 @@ def test_living_processes_are_killed_youngest_first_before_dead_ones_are_reaped(
 
 @pytest.fixture
 def is_subreaper() -> Iterator[None]:
-    process_control.become_subreaper()
+    process_attributes.become_subreaper()
     yield
-    process_control._prctl(process_control._PR_SET_CHILD_SUBREAPER, 0)
+    process_attributes._prctl(process_attributes._PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.mark.usefixtures("is_subreaper")

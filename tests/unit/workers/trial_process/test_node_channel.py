@@ -11,7 +11,6 @@ import pytest
 from tests.support.waiting import eventually
 from tunemq_shared.base import failpoints
 from tunemq_shared.base.errors import CheckpointCorrupt, MetricError, StoreError, TuneError
-from tunemq_shared.protocol.conditions import Condition
 from tunemq_shared.protocol.messages import (
     CheckpointRef,
     CheckpointWritten,
@@ -23,6 +22,7 @@ from tunemq_shared.protocol.messages import (
     decode_node_event,
     encode,
 )
+from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, SaveAnswer
 from tunemq_workers.runtime import frames
@@ -278,7 +278,7 @@ def test_failpoints_around_the_report_of_a_checkpoint_raise(pair, monkeypatch, n
 
 def test_result_that_is_too_large_is_an_error_and_the_channel_stays_usable(pair):
     channel, node = pair
-    with pytest.raises(MetricError, match="the result has 33 MiB"):
+    with pytest.raises(MetricError, match="the result has 34,603,074 bytes"):
         channel.send(result(image="x" * (33 << 20)))
     channel.send(TrialFinished("t", 1))
 

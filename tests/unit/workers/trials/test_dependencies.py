@@ -19,7 +19,7 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.trials import dependencies
 from tunemq_workers.trials.dependencies import DependencyFetcher
-from tunemq_workers.trials.local_start_order import localised, trial_variables
+from tunemq_workers.trials.localize_order import localised, trial_variables
 
 STORE = "s3://bucket/farm"
 

@@ -6,7 +6,6 @@ import pytest
 
 from tests.unit.workers.fakes import order, start
 from tests.unit.workers.trials.test_trial_supervisor import Node, node
-from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     SlotFreed,
     TrialFailed,
@@ -14,6 +13,7 @@ from tunemq_shared.protocol.messages import (
     TrialProcessDied,
     encode,
 )
+from tunemq_shared.protocol.result_conditions import next_result
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 from tunemq_workers.runtime import frames
 from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S

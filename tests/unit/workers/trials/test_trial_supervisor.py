@@ -8,7 +8,6 @@ import os
 import pytest
 
 from tests.unit.workers.fakes import Clock, FakeConnection, FakeDisk, FakeTransfers, order, start
-from tunemq_shared.protocol.conditions import next_result
 from tunemq_shared.protocol.messages import (
     SlotFreed,
     TrialFailed,
@@ -19,6 +18,7 @@ from tunemq_shared.protocol.messages import (
     decode_node_event,
     encode,
 )
+from tunemq_shared.protocol.result_conditions import next_result
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
 from tunemq_workers.gpu.gpu_availability import GpuAvailability

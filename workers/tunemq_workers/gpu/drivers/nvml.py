@@ -14,7 +14,7 @@ import msgspec
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
-from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess, PhysicalGpu, Xid
 
 _EACH_KIND_OF_PROCESS: Final = (
     "nvmlDeviceGetComputeRunningProcesses",

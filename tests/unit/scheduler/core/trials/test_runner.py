@@ -12,7 +12,7 @@ from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.base.errors import BugError, IllegalTransition
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.result_conditions import Condition
 
 
 def test_chosen_trial_starts_its_next_attempt_on_the_node_with_room() -> None:

@@ -13,7 +13,7 @@ from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
 from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
-from tunemq_scheduler.transport.node_batches import EventBatch
+from tunemq_scheduler.transport.event_batches import EventBatch
 from tunemq_shared.protocol import messages as m
 
 

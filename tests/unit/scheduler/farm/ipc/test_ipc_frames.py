@@ -14,7 +14,7 @@ from tunemq_scheduler.farm.ipc.nonblocking_frames import (
     FrameSocket,
     IpcFrameDecoder,
 )
-from tunemq_scheduler.transport.node_batches import EventBatch, ReadEvent
+from tunemq_scheduler.transport.event_batches import EventBatch, ReadEvent
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol import messages as m
 

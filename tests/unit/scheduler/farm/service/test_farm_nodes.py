@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.api.farm_answers import NodeRow
-from tunemq_scheduler.core.allotments import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 

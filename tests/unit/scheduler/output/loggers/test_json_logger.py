@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
-from tunemq_scheduler.output.loggers import JsonLoggerCallback, appending
-from tunemq_scheduler.output.loggers.appending import AppendedFile, AppendedFiles
+from tunemq_scheduler.output.loggers import JsonLoggerCallback, appended_files
+from tunemq_scheduler.output.loggers.appended_files import AppendedFile, AppendedFiles
 from tunemq_scheduler.results.json_encoding import result_to_json, to_json, to_plain
 from tunemq_shared.base.errors import StoreError
 
@@ -156,7 +156,7 @@ def test_json_logger_empties_a_file_of_one_torn_line(tmp_path):
 
 @pytest.mark.parity(91)
 def test_json_logger_keeps_few_files_open_with_many_trials(tmp_path, monkeypatch):
-    monkeypatch.setattr(appending, "OPEN_FILES", 3)
+    monkeypatch.setattr(appended_files, "OPEN_FILES", 3)
     files = AppendedFiles()
     many = [AppendedFile(str(tmp_path / f"{n}")) for n in range(10)]
     for turn in range(2):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunemq_scheduler.experiment.copies import copier_of
+from tunemq_scheduler.experiment.select_syncer import copier_of
 from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer
 from tunemq_scheduler.output.syncing.create_syncer import get_node_to_storage_syncer, make_syncing
 from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer

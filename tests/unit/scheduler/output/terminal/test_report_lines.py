@@ -9,8 +9,8 @@ import math
 import pytest
 
 from tests.unit.scheduler.fake_search import Clock, FakeSearch, failure
-from tunemq_scheduler.output.terminal.display import Display, TerminalOutput
-from tunemq_scheduler.output.terminal.lines import LineDisplay
+from tunemq_scheduler.output.terminal.display_base import Display, TerminalOutput
+from tunemq_scheduler.output.terminal.line_display import LineDisplay
 from tunemq_scheduler.output.terminal.reporter import display_for
 from tunemq_scheduler.output.terminal.rows import TableOptions
 from tunemq_scheduler.results.result import Result

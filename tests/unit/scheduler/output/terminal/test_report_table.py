@@ -29,7 +29,7 @@ from tunemq_scheduler.output.terminal.rows import (
     row_of,
     sorted_by_metric,
 )
-from tunemq_scheduler.output.terminal.table import TableDisplay
+from tunemq_scheduler.output.terminal.table_display import TableDisplay
 from tunemq_scheduler.results.result import Result
 from tunemq_shared.base.errors import ConfigError
 

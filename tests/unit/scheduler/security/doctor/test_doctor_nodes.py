@@ -11,7 +11,6 @@ import pytest
 
 from tunemq_scheduler.api.farm_answers import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import check_folder, judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.node_checks import (
     RequiredVersions,
     check_clocks,
@@ -21,6 +20,7 @@ from tunemq_scheduler.security.doctor.node_checks import (
     check_nodes,
     check_versions,
 )
+from tunemq_scheduler.security.doctor.node_reports import FarmReport, NodeReport
 from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_shared.health.node_metrics import NodeDescription, NodeMetrics
 

@@ -17,8 +17,8 @@ from tunemq_scheduler.api.farm_answers import (
     RejectionRow,
     StoreTroubleRow,
 )
-from tunemq_scheduler.security.doctor.farm_facts import NodeReport
-from tunemq_scheduler.security.doctor.reports import (
+from tunemq_scheduler.security.doctor.node_reports import NodeReport
+from tunemq_scheduler.security.doctor.report_checks import (
     check_backup,
     check_node_reports,
     check_scheduler_reports,

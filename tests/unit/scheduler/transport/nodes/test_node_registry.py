@@ -6,8 +6,8 @@ import cloudpickle
 import msgspec
 import pytest
 
+from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.node_batches import events_of
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_scheduler.transport.nodes.registration_checks import read_registration
 from tunemq_shared.base.errors import TransportError
@@ -15,7 +15,7 @@ from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import NodeMetrics
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.registration import BatchHeader, NodeRegistration
-from tunemq_shared.protocol.rejections import RejectionCounter
+from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 REGISTRATION = NodeRegistration(

@@ -15,12 +15,12 @@ from tests.unit.scheduler.transport.nodes.test_node_registry import (
 from tests.unit.scheduler.transport.nodes.test_node_registry_lost_nodes import LOST
 from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.transport.desired_state import DesiredState
+from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.node_batches import events_of
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.result_conditions import TO_THE_END
 
 ONE, TWO = "tunemq:events:one", "tunemq:events:two"
 

@@ -7,8 +7,8 @@ import sys
 import cloudpickle
 import pytest
 
+from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.node_batches import events_of
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

@@ -16,7 +16,7 @@ from tests.unit.scheduler.transport.nodes.test_node_registry import (
     register,
     registry_of,
 )
-from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m

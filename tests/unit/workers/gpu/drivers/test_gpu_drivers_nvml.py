@@ -16,7 +16,7 @@ from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_workers.gpu.drivers import nvml
-from tunemq_workers.gpu.drivers.driver import GpuProcess, PhysicalGpu, Xid
+from tunemq_workers.gpu.drivers.gpu_types import GpuProcess, PhysicalGpu, Xid
 from tunemq_workers.gpu.drivers.nvml import NvmlDriver, open_driver
 from tunemq_workers.gpu.drivers.xids import meaning, unusable_after
 
