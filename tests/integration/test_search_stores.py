@@ -143,6 +143,32 @@ def test_expired_checkpoints_are_gone_from_the_bucket_after_the_search(minio, bu
     assert step_in(result.checkpoint) == 6, "the file that checkpoint 1 brought is still there"
 
 
+def test_checkpoint_of_a_repeated_step_comes_with_the_result_that_it_contains(minio, bucket):
+    """A repeated step has another result than before, as where a GPU is not deterministic."""
+
+    def learns(config):
+        checkpoint, attempt = tune.get_checkpoint(), Path("attempts")
+        begin = 1 if checkpoint is None else step_in(checkpoint) + 1
+        is_second = attempt.exists()
+        attempt.touch()
+        for step in range(begin, 5):
+            score = step + 0.5 if is_second else step
+            made = None
+            if step == 1 or is_second:
+                Path("made").mkdir(exist_ok=True)
+                Path("made", "step").write_text(str(step))
+                made = tune.Checkpoint("made")
+            tune.report({"score": score}, checkpoint=made)
+            if step == 3 and not is_second:
+                raise RuntimeError("it fails once")
+
+    (result,) = fit(learns, storage_path=f"s3://{bucket}/searches", max_failures=1)
+
+    kept = {step_in(one): metrics["score"] for one, metrics in result.best_checkpoints}
+    assert kept == {1: 1, 2: 2.5, 3: 3.5, 4: 4.5}
+    assert [row["score"] for row in result.history] == [1, 2, 3, 4.5]
+
+
 def test_only_the_best_checkpoints_of_all_trials_are_kept(minio, bucket):
     results = fit(
         train,

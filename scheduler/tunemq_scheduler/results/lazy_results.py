@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar, overload
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
@@ -72,6 +72,8 @@ def trial_results(
         view = TrialView(trial, summary, plan)
         kept = summary.checkpoints
         history = cache(lambda: _results_by_step(view.local_path))
+        # The checkpoint of a repeated step contains another result than that step's first one.
+        metrics = partial(source.metrics, history=history, is_from_store=summary.repeated > 0)
         return Result(
             metrics=view.last_result,
             checkpoint=source.checkpoint(kept[-1]) if kept else None,
@@ -81,7 +83,7 @@ def trial_results(
             trial_name=view.trial_name,
             status=summary.status,
             best_checkpoints=MadeWhenAsked(
-                kept, lambda one: (source.checkpoint(one), source.metrics(one, history))
+                kept, lambda one: (source.checkpoint(one), metrics(one))
             ),
             trial_config=view.config,
             devices_used=summary.devices_used,
@@ -109,10 +111,18 @@ class _CheckpointSource:
         return RecordedCheckpoint(os.path.join(plan.folder, kept.key, FILES))
 
     def metrics(
-        self, kept: CheckpointCommitted, history: Callable[[], dict[int, dict[str, Any]]]
+        self,
+        kept: CheckpointCommitted,
+        *,
+        history: Callable[[], dict[int, dict[str, Any]]],
+        is_from_store: bool,
     ) -> dict[str, Any]:
-        """Return a checkpoint's result: of a bucket, this machine's files are read first."""
-        if self._plan.store and (recorded := history().get(kept.step)):
+        """Return a checkpoint's result.
+
+        This machine's files are read in place of a bucket's, unless ``is_from_store``.
+        """
+        is_here = self._plan.store and not is_from_store
+        if is_here and (recorded := history().get(kept.step)):
             return recorded
         try:
             return self._store.read_manifest(kept.key, kept.sha256).metrics
