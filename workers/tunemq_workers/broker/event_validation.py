@@ -8,6 +8,7 @@ valid events.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -131,6 +132,8 @@ _KINDS: Final = {str(kind.__struct_config__.tag).encode(): kind for kind in get_
 
 _RESULT: Final = str(m.ResultReported.__struct_config__.tag).encode()
 
+_log = logging.getLogger(__name__)
+
 #: Special values for the next step: no result was sent yet; no result may follow.
 _FIRST: Final = -1
 _NONE: Final = -2
@@ -164,19 +167,38 @@ class EventValidator:
 
     def take(self, payload: bytes) -> None:
         """Pass on a valid event, or reject it."""
+        try:
+            is_result = self._checked(payload)
+        except Exception as error:  # noqa: BLE001  a trial's message must not end the node of others
+            self._stop(_reason(payload, error))
+        else:
+            (self._emit_result if is_result else self._emit)(self._stream, payload)
+
+    def end(self, payload: bytes) -> bool:
+        """Pass on the attempt's last event, or reject it; return whether it was valid."""
+        try:
+            self._check_end(payload)
+        except Exception as error:  # noqa: BLE001  as above
+            self._stop(_reason(payload, error))
+            return False
+        self._due = _NONE
+        self._emit(self._stream, payload)
+        return True
+
+    def _checked(self, payload: bytes) -> bool:
+        """Return whether a valid event is a result.
+
+        Raises:
+            TransportError: it is invalid; the message says why.
+        """
         if len(payload) > MAX_EVENT_BYTES:
-            self._stop(
+            raise TransportError(
                 f"{_named(payload)} has {len(payload)} bytes; {MAX_EVENT_BYTES} are possible"
             )
-            return
         try:
             event = _decoded(_decode_event, payload)
         except UNDECODABLE as error:
-            try:
-                event = _deeper(payload, error)
-            except TransportError as why:
-                self._stop(str(why))
-                return
+            event = _deeper(payload, error)
         if (
             type(event) is _Result
             and event.step == self._due > 0
@@ -184,33 +206,24 @@ class EventValidator:
             and not self._wrong_metrics(event)
         ):
             self._due += 1
-            self._emit_result(self._stream, payload)
-            return
-        problem = self._problem(event)
-        if problem:
-            self._stop(f"{_named(payload)} {problem}")
-        elif isinstance(event, _Result | _ResultOfAnyDepth):
+            return True
+        if problem := self._problem(event):
+            raise TransportError(f"{_named(payload)} {problem}")
+        if isinstance(event, _Result | _ResultOfAnyDepth):
             self._due = event.step + 1
-            self._emit_result(self._stream, payload)
-        else:
-            self._emit(self._stream, payload)
+            return True
+        return False
 
-    def end(self, payload: bytes) -> bool:
-        """Pass on the attempt's last event, or reject it; return whether it was valid."""
+    def _check_end(self, payload: bytes) -> None:
         try:
             event = _decoded(_decode_ending, payload)
         except UNDECODABLE as error:
-            self._stop(_explained(payload, error))
-            return False
+            raise TransportError(_explained(payload, error)) from error
         problem = self._wrong_attempt(event)
         if not problem and isinstance(event, _Paused) and not self._process.was_to_pause:
             problem = "comes although the trial was not told to pause"
         if problem:
-            self._stop(f"{_named(payload)} {problem}")
-            return False
-        self._due = _NONE
-        self._emit(self._stream, payload)
-        return True
+            raise TransportError(f"{_named(payload)} {problem}")
 
     def _stop(self, problem: str) -> None:
         """Reject an event and all events after it."""
@@ -384,6 +397,14 @@ def _explained(payload: bytes, error: Exception) -> str:
     names = ("kind", *(kind.__struct_fields__ if kind is not None else ()))
     name = names[place] if place < len(names) else f"number {place}"
     return f"{_named(payload)} has an unusable field {name!r}: {said[: found.start()][:_SHOWN]}"
+
+
+def _reason(payload: bytes, error: Exception) -> str:
+    """Return why an event is rejected."""
+    if isinstance(error, TransportError):
+        return str(error)
+    _log.error("event.not_checked", exc_info=error)
+    return f"{_named(payload)} cannot be checked ({type(error).__name__})"
 
 
 def _named(payload: bytes) -> str:

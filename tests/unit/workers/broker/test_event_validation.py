@@ -30,6 +30,7 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 from tunemq_shared.protocol.result_conditions import Condition
+from tunemq_workers.broker.event_validation import EventValidator
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.frame_connection import FrameConnection
 
@@ -121,6 +122,20 @@ def test_process_that_skips_a_result_number_has_its_trial_failed(process, step):
 
 
 TEXT = "x" * (2**20 + 1)
+
+
+@pytest.mark.parametrize("event", [result(), TrialFinished("t", 1)])
+def test_event_on_which_the_check_fails_ends_only_its_trial(process, monkeypatch, event):
+    def fails(self, event):
+        raise ValueError("not foreseen")
+
+    monkeypatch.setattr(EventValidator, "_wrong_attempt", fails)
+    monkeypatch.setattr(EventValidator, "_wrong_metrics", fails)
+    if isinstance(event, TrialFinished):
+        process.end(event)
+    else:
+        process.say(event)
+    assert "cannot be checked (ValueError)" in process.rejected()
 
 
 @pytest.mark.parametrize(
