@@ -240,7 +240,7 @@ from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.output.event_streams import EventStreams
-from tunemq_shared.broker import redis_keys as wire
+from tunemq_shared.broker import redis_keys
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_shared.base.errors import JournalFull
 
@@ -266,7 +266,7 @@ with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as f
 for number in range(100):
     done.add(f"full{number}", b"y" * 1000)
 assert done.get("full99") == b"y" * 1000
-process.say(r.ExperimentAttached(wire.events(entry.id)))
+process.say(r.ExperimentAttached(redis_keys.events(entry.id)))
 farm.experiments.turn()
 process.say(r.SearchEnded("is over"))
 process.code = 0

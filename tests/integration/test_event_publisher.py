@@ -72,7 +72,7 @@ def test_pump_appends_all_batches_in_their_order(pumping):
 
 
 def test_pump_asked_for_another_generation_appends_nothing(pumping):
-    assert pumping.append(b"g0") == [AppendFailed(KEY, "the wire was reset")]
+    assert pumping.append(b"g0") == [AppendFailed(KEY, "Redis was reset")]
     assert pumping.append() == [BatchesAppended(KEY)]
     assert pumping.length == len(BATCHES)
 
@@ -83,7 +83,7 @@ def test_generation_written_since_the_last_append_stops_the_next_one(pumping, va
     pumping.client.delete(redis_keys.GENERATION)
     if value is not None:
         pumping.client.set(redis_keys.GENERATION, value)
-    assert pumping.append() == [AppendFailed(KEY, "the wire was reset")]
+    assert pumping.append() == [AppendFailed(KEY, "Redis was reset")]
     assert pumping.length == len(BATCHES)
     pumping.client.set(redis_keys.GENERATION, "g3")
     pumping.append(b"g3")

@@ -305,7 +305,7 @@ def test_events_that_are_journalled_are_not_sent_again(node, scheduler):
 def test_events_wait_while_the_stream_is_missing(node, scheduler):
     scheduler.client.delete(scheduler.key)
     scheduler.assign(node.instance_id, order("t1", scheduler.start(three_results)))
-    eventually(lambda: "wire.not_appended" in node.log(), message=node.log)
+    eventually(lambda: "redis.not_appended" in node.log(), message=node.log)
     assert not scheduler.client.exists(scheduler.key)
     scheduler.create_generation()
     eventually(lambda: scheduler.said(SlotFreed), message=node.log)

@@ -95,7 +95,7 @@ def test_an_experiment_whose_stream_is_missing_holds_up_no_other(node, one, two)
     one.assign(
         node.instance_id, order("a", one.start(three_results)), order("b", two.start(without_end))
     )
-    eventually(lambda: f"wire.not_appended stream={one.key}" in node.log(), message=node.log)
+    eventually(lambda: f"redis.not_appended stream={one.key}" in node.log(), message=node.log)
     told = len(two.said(ResultReported))
     eventually(lambda: len(two.said(ResultReported)) > told + 20, message=node.log)
     assert not one.client.exists(one.key)

@@ -315,7 +315,7 @@ def test_deregistration_during_a_redis_outage_is_sent_later(both, transport, nod
 def test_experiment_is_added_to_a_transport_only_once(server):
     with closing(NodeTransport(server.url, term=1)) as transport:
         client = transport.add("one")
-        with pytest.raises(BugError, match="one is on the wire already"):
+        with pytest.raises(BugError, match="one is registered already"):
             transport.add("one")
         client.leave()
         transport.add("one").close()

@@ -120,20 +120,20 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
     client = server.client
     for _ in range(3):
         client.xadd(names.NODES, {"hello": HUGE})
-    with closing(NodeTransport(server.url, term=1)) as wire:
-        wire.open()
-        eventually(lambda: (wire.poll(0.05), client.xlen(names.NODES) == 0)[1])
-        experiment = wire.add(EVENTS)
+    with closing(NodeTransport(server.url, term=1)) as transport:
+        transport.open()
+        eventually(lambda: (transport.poll(0.05), client.xlen(names.NODES) == 0)[1])
+        experiment = transport.add(EVENTS)
         node = Node(server, Scheduler(server, tmp_path, "one"), tmp_path / "node")
         facts: list[object] = []
 
         def is_joined() -> bool:
-            wire.poll(0.05)
+            transport.poll(0.05)
             facts.extend(experiment.take())
             return any(isinstance(fact, NodeJoined) for fact in facts)
 
         def is_dropped() -> bool:
-            wire.poll(0.05)
+            transport.poll(0.05)
             return client.strlen(key) < len(HUGE)
 
         try:
@@ -148,7 +148,7 @@ def test_wire_with_huge_entries_and_leases_finds_its_node_and_counts_them(server
                 eventually(is_dropped)
         finally:
             node.end()
-        assert ("registration", "oversized", 3) in wire.rejections.counts()
+        assert ("registration", "oversized", 3) in transport.rejections.counts()
 
 
 def test_lease_and_start_read_no_huge_strings(server):

@@ -138,14 +138,14 @@ class LargeFarm:
         """As `Supervisor` does it; experiments have their turns in the middle of it."""
         self._is_turn_due = False
         self.seen["turns"] += 1
-        with self.meter("wire: read"):
+        with self.meter("redis: read"):
             journal_records, self._entries = self._entries, []
             for key, entry_id, fields in journal_records:
                 channel = self._registry.channels[key]
                 channel.was_read(entry_id, *self._registry.read_batch(channel, entry_id, fields))
         self._relay()
         self._allocate()
-        with self.meter("wire: send"):
+        with self.meter("redis: send"):
             for node in self._registry.nodes.values():
                 if node.desired_state.is_changed and node.takes_orders:
                     self.nodes.send(m.encode(node.desired_state.next_assignment()))
@@ -208,7 +208,7 @@ class LargeFarm:
         """Twice a second: the leases."""
         leases = self.nodes.leases()
         values = [leases[node] for node in self._registry.nodes]
-        with self.meter("wire: look"):
+        with self.meter("redis: look"):
             self._registry.lease_keys()
             self._registry.read_leases(1.0 + self.time.now, values)
 

@@ -19,7 +19,7 @@ SMALL, MANY_NODES, MANY_EXPERIMENTS = (125, 4), (1_250, 4), (125, 40)
 #: The cost of these must not grow with the number of nodes or experiments. (That of others does:
 #: the supervisor checks each lease twice a second, and each turn each experiment's socket and each
 #: node's orders.)
-LOCAL = ("experiment: turn", "relay: from experiments", "wire: read")
+LOCAL = ("experiment: turn", "relay: from experiments", "redis: read")
 
 
 class Found(NamedTuple):

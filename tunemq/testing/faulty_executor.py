@@ -133,9 +133,9 @@ class FaultyTrialExecutor(DesiredStateExecutor):
         if (watched := self._nodes.get(instance_id)) is not None:
             watched.desired_state.orders(self._opened_plan.events_key).put(order)
 
-    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
         if (watched := self._nodes.get(instance_id)) is not None:
-            watched.desired_state.orders(self._opened_plan.events_key).release(trial, epoch)
+            watched.desired_state.orders(self._opened_plan.events_key).release(trial, attempt)
 
     # --- events -----------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class JournalAuditor:
     def _begun(self, trial: str) -> None:
         book, attempt = self._books[trial], self.runner.live[trial].attempt
         if attempt <= book.attempt:
-            self._broken("I4", trial, f"epoch {attempt} begins behind epoch {book.attempt}")
+            self._broken("I4", trial, f"attempt {attempt} begins behind attempt {book.attempt}")
         book.attempt = attempt
 
     # --- commands ---------------------------------------------------------------------------------
@@ -202,10 +202,8 @@ class JournalAuditor:
     def _recorded_result(self, command: c.NotifyResult) -> None:
         book, result = self._books[command.trial], command.result
         if result.attempt != book.attempt:
-            told = (
-                f"epoch {result.attempt} reported step {result.step}, {book.attempt} is the newest"
-            )
-            self._broken("I4", command.trial, told)
+            told = f"attempt {result.attempt} reported step {result.step}"
+            self._broken("I4", command.trial, f"{told}, {book.attempt} is the newest")
         if result.step <= book.step:
             self._broken("I2", command.trial, f"step {result.step} is recorded a second time")
         if result.step != book.step + 1:
@@ -220,7 +218,7 @@ class JournalAuditor:
     def _recorded_start(self, command: c.NotifyTrialStart) -> None:
         book = self._books[command.trial]
         if command.started.attempt != book.attempt or book.is_over:
-            self._broken("I4", command.trial, f"epoch {command.started.attempt} is said to start")
+            self._broken("I4", command.trial, f"attempt {command.started.attempt} is said to start")
 
     def _recorded_checkpoint(self, command: c.NotifyCheckpoint) -> None:
         kept, book = command.checkpoint, self._books[command.trial]
@@ -239,7 +237,7 @@ class JournalAuditor:
         book = self._books[command.trial]
         if command.attempt != book.attempt:
             self._broken(
-                "I5", command.trial, f"epoch {command.attempt} of {book.attempt} is started"
+                "I5", command.trial, f"attempt {command.attempt} of {book.attempt} is started"
             )
         if command.last_step != book.step:
             told = f"it is told that {command.last_step} is its last step, {book.step} is"
@@ -290,7 +288,7 @@ class JournalAuditor:
             if trial_id in finished or (status in FINISHED) != book.is_over:
                 self._broken("I1", trial_id, f"it is {status}, and over: {book.is_over}")
             if trial.last_step != book.step or trial.attempt != book.attempt:
-                told = f"it is at epoch {trial.attempt} and step {trial.last_step}, not at {book}"
+                told = f"it is at attempt {trial.attempt} and step {trial.last_step}, not at {book}"
                 self._broken("I3", trial_id, told)
             if status == RUNNING:
                 node = node_at(trial_id, trial.attempt)

@@ -159,9 +159,9 @@ def _as_text(turn: int, journal_record: JournalRecord) -> str:
     return "  ".join(said)
 
 
-def _sentence(fact: Any) -> str:
-    fields = (f"{name}={_short(value)}" for name, value in _fields(fact).items())
-    return " ".join([type(fact).__name__, *fields])
+def _sentence(event: Any) -> str:
+    fields = (f"{name}={_short(value)}" for name, value in _fields(event).items())
+    return " ".join([type(event).__name__, *fields])
 
 
 def _short(value: object) -> str:
@@ -183,8 +183,8 @@ def _as_json(turn: int, journal_record: JournalRecord) -> str:
     return json.dumps(shown, default=repr)
 
 
-def _fields(fact: Any) -> dict[str, Any]:
-    fields = {name: getattr(fact, name) for name in fact.__struct_fields__}
+def _fields(event: Any) -> dict[str, Any]:
+    fields = {name: getattr(event, name) for name in event.__struct_fields__}
     if isinstance(fields.get("config"), bytes):
         fields["config"] = peek_config(fields["config"])
     return {name: _plain(value) for name, value in fields.items()}

@@ -100,9 +100,9 @@ class CeleryTrialExecutor(DesiredStateExecutor):
         if (orders := self._opened.orders(instance_id)) is not None:
             orders.put(order)
 
-    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
         if (orders := self._opened.orders(instance_id)) is not None:
-            orders.release(trial, epoch)
+            orders.release(trial, attempt)
 
     @property
     def _opened(self) -> TransportClient:

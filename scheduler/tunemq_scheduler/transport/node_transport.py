@@ -159,7 +159,7 @@ class NodeTransport:
     def add(self, events_key: str) -> TransportClient:
         """Add an experiment; its client receives all live nodes as events."""
         if events_key in self._registry.channels:
-            raise BugError(f"{events_key} is on the wire already")
+            raise BugError(f"{events_key} is registered already")
         client = self._registry.channels[events_key] = TransportClient(
             events_key,
             self._registry,

@@ -59,7 +59,7 @@ _WATCH: Final[tuple[RedisCommand, ...]] = (
 #: Ends an earlier watch. A user without the right to transactions gets an error here, before any
 #: event is sent.
 _WATCH_ANEW: Final[tuple[RedisCommand, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
-_WAS_RESET: Final = "the wire was reset"
+_WAS_RESET: Final = "Redis was reset"
 #: For each order, the failpoints at which tests kill the node: before the order is sent, and after
 #: Redis has it but before the node knows.
 _FAILPOINTS: Final[Mapping[type, tuple[str, str]]] = {
@@ -357,7 +357,7 @@ class EventPublisher:
         # A lost connection often comes first, and does not tell why Redis rejects the next one.
         if self._failures == 1 or (is_rejected and reason != self._told):
             self._told = reason
-            _log.warning("pump.out_of_reach reason=%r", reason)
+            _log.warning("publisher.unreachable reason=%r", reason)
             self._post(messages.RedisLost(reason))
         if isinstance(order, messages.AppendBatches):
             self._post(messages.AppendFailed(order.key, reason))

@@ -138,7 +138,7 @@ class Outboxes:
         delay_s = backoff_s(stream.failures, *_RETRY_S)
         stream.failures += 1
         if stream.failures == 1:
-            _log.warning("wire.not_appended stream=%s reason=%r", key, reason)
+            _log.warning("redis.not_appended stream=%s reason=%r", key, reason)
         stream.may_retry()
         stream.retry = self._timers.after(delay_s, stream.may_retry)
 

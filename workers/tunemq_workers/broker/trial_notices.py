@@ -49,14 +49,14 @@ class TrialEvents:
 
         ``is_shared``: whether other trials may have caused that.
         """
-        _log.error("host.not_started trial=%s reason=%r", key[0], reason)
+        _log.error("trial.not_started trial=%s reason=%r", key[0], reason)
         error = shortened(f"The trial's process could not start: {reason}", _LONGEST)
         failed = messages.TrialFailed(*key, kind, error, "", time.time(), is_shared=is_shared)
         self._emit(events_key, messages.encode(failed))
 
     def given_back(self, key: AttemptId, events_key: str, reason: str) -> None:
         """Report that the attempt needs another slot, which is no failure of the trial."""
-        _log.warning("host.given_back trial=%s reason=%r", key[0], reason)
+        _log.warning("trial.given_back trial=%s reason=%r", key[0], reason)
         self._emit(events_key, messages.encode(messages.TrialPaused(*key)))
         self.freed(key, events_key)
 

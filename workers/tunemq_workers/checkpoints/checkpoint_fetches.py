@@ -81,7 +81,7 @@ class CheckpointFetches:
                 what = "is damaged" if is_damaged else "is not the one that was asked for"
                 self._reject(process, f"checkpoint {ref.key} {what}, and is not in the store yet.")
                 return
-            _log.warning("cache.discarded key=%s host=%s", ref.key, process.name)
+            _log.warning("cache.discarded key=%s process=%s", ref.key, process.name)
             self._cache.discard(cached)
         if not sha256:
             self._reject(process, f"checkpoint {ref.key} was never committed, and is not here.")

@@ -52,7 +52,7 @@ class KeyWatch:
         if line:
             _log.warning("keys.read line=%s", line)
         for line in self._signing.rejected.notices():
-            _log.warning("message.refused what=%s", line)
+            _log.warning("message.rejected what=%s", line)
         self.agrees = not has_scheduler or self._compare(signs)
         is_changed, self._version = keys.version != self._version, keys.version
         if is_changed:
@@ -75,7 +75,7 @@ class KeyWatch:
         if not keys.is_signed:
             _log.warning("keys.missing")
         elif not signs:
-            _log.warning("keys.of_no_use")
+            _log.warning("keys.unused")
         else:
             shown = _key(signs).hex() or repr(signs[:_SHOWN])
             _log.warning("keys.unknown key=%s path=%s", shown, keys.path)

@@ -255,7 +255,9 @@ class NodeLoop:
             trial_processes = len(self._supervisor)
             if exit_code != EXIT_FENCED:  # a fenced node restarts as another instance
                 self._health.stopping()
-            _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, trial_processes, grace_s)
+            _log.info(
+                "node.stopping reason=%s trials=%d grace=%s", reason, trial_processes, grace_s
+            )
             self._exit_code = exit_code
             # In the first half trials end at a checkpoint, so that no step is repeated; the rest
             # end at their next result.
@@ -269,7 +271,7 @@ class NodeLoop:
         """Kill the trial processes that are left after the grace, and send their events."""
         cancel(self._ending)
         if self._supervisor:
-            _log.info("node.ending hosts=%d", len(self._supervisor))
+            _log.info("node.ending trials=%d", len(self._supervisor))
         self._supervisor.kill_all()
         self._checkpoints.close()
         self._files.close()
@@ -279,7 +281,7 @@ class NodeLoop:
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
         """End at once, without a deregistration; the forkservers then kill all trial processes."""
-        _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._supervisor))
+        _log.info("node.abandoned reason=%r trials=%d", reason, len(self._supervisor))
         self._exit_code = exit_code
         self._reactor.stop()
 
@@ -383,7 +385,7 @@ class NodeLoop:
                 if redis_state.is_up:  # Redis may have another generation
                     self._publisher.order(publisher_messages.RenewLeaseNow())
             case publisher_messages.RedisLost(reason):
-                _log.warning("wire.out_of_reach reason=%r", reason)
+                _log.warning("redis.unreachable reason=%r", reason)
                 redis_state.is_up, redis_state.introducing = False, None
                 self._consumer.redis_is_away()
                 self._heed(is_heard=False)
@@ -392,7 +394,7 @@ class NodeLoop:
         self._health.confirmed(has_scheduler=seen.has_scheduler)
         redis_state = self._redis_state
         if seen.generation != redis_state.generation:
-            _log.info("wire.generation old=%s new=%s", redis_state.generation, seen.generation)
+            _log.info("redis.generation old=%s new=%s", redis_state.generation, seen.generation)
             redis_state.generation, redis_state.since = seen.generation, time.monotonic()
             # Events sent in the generation before may be lost with it.
             self._outboxes.rewind()
@@ -419,7 +421,7 @@ class NodeLoop:
         if was_up:
             self._consumer.start_if_none()
         else:
-            _log.info("wire.back")
+            _log.info("redis.back")
             self._consumer.redis_is_back()
         self._register()
         self._announced = seen.announced
@@ -448,7 +450,7 @@ class NodeLoop:
     def _give_up(self) -> None:
         if self._ending is None:
             trial_processes, silence_s = len(self._supervisor), self._lost_after_s
-            _log.warning("node.given_up hosts=%d silence=%s", trial_processes, silence_s)
+            _log.warning("node.given_up trials=%d silence=%s", trial_processes, silence_s)
             self._has_given_up = True
             self._supervisor.give_up()
 

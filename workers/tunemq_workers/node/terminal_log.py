@@ -32,8 +32,8 @@ _TOLD: Final = {
     "memory.polled": "Memory limits of trials are looked at up to 50 times a second: {reason}. One"
     " that allocates fast exceeds its limit for a moment.",
     "node.introduced": "Ready: schedulers know of this worker.",
-    "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
-    "node.ending": "Killing the remaining processes (trials: {hosts}).",
+    "node.stopping": "Stopping ({reason}). Trials here: {trials}; they may save for {grace} s.",
+    "node.ending": "Killing the remaining processes (trials: {trials}).",
     "node.retired": "Somebody has this worker retire ({reason}).",
     "node.fenced": "The farm continued without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
@@ -43,16 +43,16 @@ _TOLD: Final = {
         "The farm's scheduler signs its messages, and this worker has no keys, so that each "
         "rejects the other. Start the worker with the farm's keys: --keys worker.toml."
     ),
-    "keys.of_no_use": "This worker has keys, and the farm's scheduler has none: neither believes"
+    "keys.unused": "This worker has keys, and the farm's scheduler has none: neither believes"
     " the other. Start the scheduler with its keys (--keys scheduler.toml), or this without.",
     "keys.unknown": (
         "The farm's scheduler signs with the key {key}, which is not in {path}, so this worker "
         "rejects its messages. Copy the farm's current worker.toml to it."
     ),
-    "message.refused": "{what}",
-    "wire.out_of_reach": "Redis is away ({reason}) Trials continue; their results are kept.",
-    "wire.back": "Redis is back.",
-    "store.of_no_use": "This worker cannot use the farm's store {store}: {reason}",
+    "message.rejected": "{what}",
+    "redis.unreachable": "Redis is away ({reason}) Trials continue; their results are kept.",
+    "redis.back": "Redis is back.",
+    "store.unusable": "This worker cannot use the farm's store {store}: {reason}",
     "store.answers": "The farm's store {store} answers now.",
     "files.not_sent": "Not all files of a trial are in the store: {reason}. They are in {folder}"
     " for {days} days, or until this worker needs the space.",

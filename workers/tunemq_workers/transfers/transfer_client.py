@@ -165,7 +165,7 @@ class TransferClient:
 
         def trouble(reason: str) -> None:
             if reason:
-                _log.warning("store.of_no_use store=%s reason=%s", store, reason)
+                _log.warning("store.unusable store=%s reason=%s", store, reason)
             else:
                 _log.info("store.answers store=%s", store)
 

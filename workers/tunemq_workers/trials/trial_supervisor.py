@@ -371,7 +371,7 @@ class TrialSupervisor:
         if process.is_killed:  # sent before it was killed
             return
         _log.error(
-            "host.refused host=%s trial=%s problem=%r", process.name, process.key[0], problem
+            "trial.rejected process=%s trial=%s problem=%r", process.name, process.key[0], problem
         )
         if not (process.has_ended or process.is_given_up):
             text = f"the node refused what the trial's process sent: {problem.rstrip('.')}."
@@ -404,7 +404,7 @@ class TrialSupervisor:
         return True
 
     def _say_failed(self, process: TrialProcess, kind: str, reason: str) -> None:
-        _log.warning("host.condemned host=%s kind=%s reason=%r", process.name, kind, reason)
+        _log.warning("trial.failed process=%s kind=%s reason=%r", process.name, kind, reason)
         self._trial_events.failed(process, kind, reason)
 
     def _is_unexpected_end(self, process: TrialProcess) -> bool:
@@ -424,7 +424,7 @@ class TrialSupervisor:
         """Let a process end by itself for ``grace_s`` seconds; then SIGTERM, then SIGKILL."""
 
         def term() -> None:
-            _log.warning("host.term host=%s trial=%s", process.name, process.order.trial)
+            _log.warning("trial.terminated process=%s trial=%s", process.name, process.order.trial)
             self._forkservers.term(process.name)
             self._set_timer(process, TERM_GRACE_S, partial(self._forkservers.kill, process.name))
 

@@ -101,8 +101,8 @@ class RelayedExecutor(DesiredStateExecutor):
     def _put(self, instance_id: str, order: m.TrialOrder) -> None:
         self._turn.append(r.PutTrialOrder(instance_id, order))
 
-    def _release(self, instance_id: str, trial: str, epoch: int) -> None:
-        self._turn.append(r.ReleaseOrder(instance_id, trial, epoch))
+    def _release(self, instance_id: str, trial: str, attempt: int) -> None:
+        self._turn.append(r.ReleaseOrder(instance_id, trial, attempt))
 
     def _acknowledge_now(self, acknowledged: dict[str, int]) -> None:
         """Let the supervisor acknowledge events to the nodes."""

@@ -108,7 +108,7 @@ def test_i4_result_of_an_older_attempt_is_rejected(monkeypatch: pytest.MonkeyPat
     auditor.event(m.TrialProcessDied("t", 1, 1, 9, None, 0.0))
     auditor.event(m.SlotFreed("t", 1))
     auditor.event(m.TrialChosen("t"))
-    with pytest.raises(InvariantBroken, match=r"I4.*epoch 1 reported step 1, 2 is the newest"):
+    with pytest.raises(InvariantBroken, match=r"I4.*attempt 1 reported step 1, 2 is the newest"):
         auditor.event(result(1))
 
 

@@ -22,7 +22,7 @@ from tunemq_scheduler.transport.redis.bounded_replies import STRING_BYTES, Bound
 _LACKS = f"redis-py {redis.__version__} changed what bounded_replies.py relies on: "
 
 
-class Wire:
+class FakeSocket:
     """A socket that has these bytes to read."""
 
     def __init__(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ def read(data: bytes) -> Any:
     connection: Any = Connection(parser_class=BoundedParser, protocol=2)
     parser = connection._parser
     assert isinstance(parser, BoundedParser), f"{_LACKS}parser_class"
-    connection._sock = Wire(data)
+    connection._sock = FakeSocket(data)
     parser.on_connect(connection)
     return parser.read_response()
 

@@ -14,7 +14,7 @@ from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream
 GENERATION = b"g"
 
 
-class Wire:
+class Publisher:
     """Outboxes with a fake event publisher, clock and scheduler, which a test controls."""
 
     def __init__(self, folder):
@@ -71,7 +71,7 @@ class Timer:
 
 @pytest.fixture
 def stream_state(tmp_path):
-    return Wire(tmp_path)
+    return Publisher(tmp_path)
 
 
 def test_each_stream_is_numbered_from_one(stream_state):
@@ -115,7 +115,7 @@ def test_reset_of_the_connection_resends_each_stream_from_its_journalled_event(
     stream_state.outboxes.acknowledge({"a": BLOCK_EVENTS, "b": 0}, ())
     stream_state.outboxes.rewind()
     stream_state.outboxes.appended("a")
-    stream_state.outboxes.not_appended("b", "the wire was reset")
+    stream_state.outboxes.not_appended("b", "Redis was reset")
     stream_state.advance(1)
     assert stream_state.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
 
@@ -131,7 +131,7 @@ def test_events_sent_and_not_journalled_are_resent_after_a_reset_of_the_connecti
 def test_reset_ends_the_pause_after_a_failure(stream_state):
     stream_state.add("a")
     stream_state.sent()
-    stream_state.outboxes.not_appended("a", "the wire was reset")
+    stream_state.outboxes.not_appended("a", "Redis was reset")
     assert stream_state.sent() == []
     stream_state.outboxes.rewind()
     assert stream_state.sent() == [("a", [1])]
@@ -177,7 +177,7 @@ def test_unused_stream_that_stays_missing_is_dropped(stream_state):
     assert stream_state.outboxes.size == 0
 
 
-@pytest.mark.parametrize("event", ["made", "wire reset"])
+@pytest.mark.parametrize("event", ["made", "Redis reset"])
 def test_stream_that_is_missing_briefly_is_not_dropped(stream_state, event):
     stream_state.add("a")
     stream_state.outboxes.acknowledge({"a": 0}, {"a"})
