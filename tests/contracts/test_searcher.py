@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -208,6 +209,52 @@ def test_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     assert searcher.points == [({"x": 0}, 4.0)]
     assert searcher.results == searcher.ends == []
     assert caplog.text.count("PlainSearcher cannot restore the trials") == 1
+
+
+class Listed(Searcher):
+    """Suggests the numbers of a list in turn; offers its state, and learns no earlier trial."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        super().__init__()
+        self.numbers, self.ended = list(numbers), []
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        return {"x": self.numbers.pop(0)} if self.numbers else Searcher.FINISHED
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        self.ended.append(trial_id)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"numbers": self.numbers, "ended": self.ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.numbers, self.ended = state["numbers"], state["ended"]
+
+
+def test_searcher_that_offers_its_state_is_asked_again_for_earlier_trials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    searcher = Listed(range(5))
+    algorithm = SearchGenerator(searcher, {"x": 0, "drawn": sample_from(os.urandom)}, 9)
+    for n in range(3):
+        algorithm.on_trial_restored(n, f"t{n}", {"x": n, "drawn": b"any"})
+    algorithm.on_trial_complete("t0", None)
+    # One that had ended and continues is no further suggestion.
+    algorithm.on_trial_restored(0, "t0", {"x": 3, "drawn": b"any"}, is_continued=True)
+    assert (searcher.numbers, searcher.ended) == ([3, 4], ["t0"])
+
+
+def test_searcher_that_suggests_other_trials_now_is_left_as_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    searcher = Listed([7, 8])
+    algorithm = SearchGenerator(searcher, {}, 9)
+    algorithm.on_trial_restored(0, "t0", {"x": 3})
+    algorithm.on_trial_complete("t0", None)
+    assert (searcher.numbers, searcher.ended) == ([7, 8], [])
+    assert caplog.text.count("Listed cannot restore the trials") == 1
 
 
 @pytest.mark.parity(66, 173)

@@ -105,10 +105,11 @@ class AlgorithmDriver:
         _ask_scheduler(self.scheduler.on_trial_add, self.view, trial)
         return [m.HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
-    def taken_up(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
+    def taken_up(self, trial: TrialView, *, is_continued: bool) -> list[m.AlgorithmAnswer]:
         """Announce a trial of an earlier run, or one that runs again; otherwise as `added`."""
         tell = self.search.on_trial_restored
-        _ask_search(tell, trial.number, trial.trial_id, trial.config)
+        about = trial.number, trial.trial_id, trial.config
+        _ask_search(tell, *about, is_continued=is_continued)
         return self.added(trial)
 
     def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:

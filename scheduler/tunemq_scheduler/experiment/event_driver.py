@@ -137,8 +137,9 @@ class EventDriver:
     def _added(self, event: m.ConfigSuggested, journalled: Answers) -> Sequence[m.AlgorithmAnswer]:
         summary = TrialSummary(event.n, event.config, event.tag, event.resources)
         view = self.trials[event.trial] = TrialView(event.trial, summary, self.plan)
-        is_new = journalled is None
-        return self.algorithms.added(view) if is_new else self.algorithms.taken_up(view)
+        if journalled is None:
+            return self.algorithms.added(view)
+        return self.algorithms.taken_up(view, is_continued=False)
 
     def _resumed(
         self, event: m.ExperimentResumed, _journalled: Answers
@@ -157,5 +158,5 @@ class EventDriver:
                     ranks=(),
                 )
             view = self.trials[trial] = TrialView(trial, summary, self.plan)
-            answers += self.algorithms.taken_up(view)
+            answers += self.algorithms.taken_up(view, is_continued=True)
         return answers

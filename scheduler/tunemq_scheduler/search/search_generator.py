@@ -6,7 +6,12 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tunemq_scheduler.search.algorithm_states import Stateful, state_of
+from tunemq_scheduler.search.algorithm_states import (
+    Stateful,
+    pack_state,
+    state_of,
+    unpack_state,
+)
 from tunemq_scheduler.search.domain_types import Function
 from tunemq_scheduler.search.objective import Metric, Mode, accepted, metric_names, read_number
 from tunemq_scheduler.search.searcher import Searcher, accepts_points, innermost
@@ -22,6 +27,7 @@ from tunemq_scheduler.search.space import (
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.base.depth_and_integer_limits import beyond_limits
 from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
+from tunemq_shared.base.safe_text import repr_of
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +135,20 @@ class SearchGenerator(Stateful):
         names = {path_name(path): value for path, value in values.items()}
         return Suggestion(config, format_tag(n, values), names)
 
-    def on_trial_restored(self, n: int, trial_id: str, config: dict[str, Any]) -> None:
-        """Pass the searcher a trial that it may not know: an earlier run's, or a continued one."""
+    def on_trial_restored(
+        self, n: int, trial_id: str, config: dict[str, Any], *, is_continued: bool = False
+    ) -> None:
+        """Pass the searcher a trial that it may not know.
+
+        Args:
+            n: its place in the search, from 0.
+            trial_id: the trial's ID.
+            config: its configuration.
+            is_continued: whether it had ended and runs again; otherwise an earlier run added it.
+        """
         tell = self.searcher.on_trial_restored
-        if not tell(trial_id, config, **accepted(tell, {"number": n})):
+        is_known = tell(trial_id, config, **accepted(tell, {"number": n}))
+        if not (is_known or (not is_continued and self._suggests_again(trial_id, config))):
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -143,6 +159,19 @@ class SearchGenerator(Stateful):
                     type(innermost(self.searcher)).__name__,
                 )
             self._strangers[trial_id] = config
+
+    def _suggests_again(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """Ask for a trial of an earlier run again; undo that unless it gets its configuration."""
+        state = state_of(self.searcher)
+        if state is None:
+            return False
+        before = pack_state(type(self.searcher).__name__, state)
+        suggested = self.searcher.suggest(trial_id)
+        # Values such as arrays cannot be compared otherwise.
+        if isinstance(suggested, dict) and repr_of(merge(config, suggested)) == repr_of(config):
+            return True
+        self.searcher.set_state(unpack_state(before))
+        return False
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Pass the searcher a result that is not the last."""

@@ -30,9 +30,10 @@ class Searcher(Stateful, ABC):
 
     **Resuming.** A searcher is never pickled. A new one is set up and receives every earlier trial
     by `on_trial_restored`, and their results and ends by the usual methods, in the journal's order.
-    A searcher without `on_trial_restored` receives finished trials by `add_evaluated_point`, if it
-    has that; otherwise it starts from nothing, and its next suggestion may differ from that of an
-    uninterrupted search.
+    A searcher with `get_state` and without `on_trial_restored` is asked to `suggest` them again;
+    where it suggests another configuration, `set_state` undoes that. For a trial that it does not
+    know then, it receives at the end `add_evaluated_point`, if it has that, and no other call; its
+    next suggestion may differ from that of an uninterrupted search.
 
     **Errors.** An exception in a method ends the experiment in ERROR, with its trials saved.
 
