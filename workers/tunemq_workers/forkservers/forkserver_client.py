@@ -290,9 +290,17 @@ class ForkserverClient:
             self._send_waiting()
         return reports
 
+    def leave(self) -> None:
+        """Close the connection; the forkserver then kills its trial processes and exits."""
+        self._forget()
+
+    def has_ended(self) -> bool:
+        """Whether the forkserver has exited."""
+        return self._process.poll() is not None
+
     def close(self, within_s: float = 6.0) -> None:
         """Kill all trial processes and end the forkserver; wait at most ``within_s`` seconds."""
-        self._forget()
+        self.leave()
         self._end_within(within_s)
 
     def _send(self, command: messages.ForkserverCommand, fds: Iterable[int] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
@@ -22,6 +23,8 @@ from tunemq_workers.work_folder import forkserver_log
 
 #: For a forkserver that hangs; an idle one exits within milliseconds.
 _CLOSE_S: Final = 2.0
+#: Between two looks whether it has exited.
+_LOOK_S: Final = 0.02
 #: The most different warnings of one forkserver that are logged and sent to users.
 _WARNINGS: Final = 20
 
@@ -95,6 +98,8 @@ class ForkserverPool:
         self._has_gpus, self._account = has_gpus, account
         self._groups = groups
         self._servers: dict[ForkserverClient, _Warnings] = {}
+        #: Those that end; a preloaded module or a trial may delay that.
+        self._leaving: set[ForkserverClient] = set()
         self._running: dict[str, _PooledProcess] = {}
         self._started = 0
         self._why = ""
@@ -160,8 +165,13 @@ class ForkserverPool:
 
     def close(self) -> None:
         """End all forkservers and all trial processes."""
+        closing = [*self._leaving, *self._servers]
         for server in list(self._servers):
-            self._close(server)
+            self._leave(server)
+        deadline = time.monotonic() + _CLOSE_S
+        for server in closing:
+            server.close(max(0.0, deadline - time.monotonic()))
+            self._children.discard(server.pid)
         self._groups.close()
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
@@ -193,12 +203,20 @@ class ForkserverPool:
         return bool(names)
 
     def _look_at_all(self) -> None:
-        for server in list(self._servers):
+        self._look_at(list(self._servers))
+
+    def _look_at(self, servers: list[ForkserverClient]) -> None:
+        while servers:
+            server = servers.pop()
+            if server not in self._servers:
+                continue
             try:
                 warning = server.look()
             except ForkserverLost as lost:
                 self._lost(server, lost)
-                continue
+                # That may have taken a second; the node does not wait for many of them in a row.
+                self._look = self._reactor.after(0.0, partial(self._look_at, servers))
+                return
             if warning:
                 self._pass_on(server, self._servers[server], messages.ForkserverWarned(warning))
         self._look = (
@@ -209,13 +227,25 @@ class ForkserverPool:
         """End the forkservers without trial processes: another environment is needed now."""
         busy = {running.server for running in self._running.values()}
         for server in [server for server in self._servers if server not in busy]:
-            self._close(server)
+            self._leave(server)
+            self._await_end(server, time.monotonic() + _CLOSE_S)
 
-    def _close(self, server: ForkserverClient) -> None:
+    def _leave(self, server: ForkserverClient) -> None:
         self._reactor.unwatch(server)
         del self._servers[server]
-        server.close(_CLOSE_S)
+        self._leaving.add(server)
+        server.leave()
+
+    def _await_end(self, server: ForkserverClient, deadline: float) -> None:
+        """Reap a forkserver that was left; kill it as an orphan if it has not ended in time."""
+        has_ended = server.has_ended()
+        if not has_ended and time.monotonic() < deadline:
+            self._reactor.after(_LOOK_S, partial(self._await_end, server, deadline))
+            return
+        self._leaving.discard(server)
         self._children.discard(server.pid)
+        if not has_ended:
+            self._orphans.sweep(do_nothing)
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
         # Handling a report may close this forkserver.
