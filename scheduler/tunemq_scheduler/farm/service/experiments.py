@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -15,9 +14,8 @@ import msgspec
 
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.core.offer_usage import WHOLE_NODE, OfferUsage
+from tunemq_scheduler.core.offer_usage import WHOLE_NODE
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 from tunemq_scheduler.farm.common.run_details import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -26,6 +24,7 @@ from tunemq_scheduler.farm.ipc.experiment_connection import (
     ExperimentExit,
     ExperimentOutcome,
 )
+from tunemq_scheduler.farm.ipc.experiment_run import ExperimentRun
 from tunemq_scheduler.farm.output.event_streams import EventStreams
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater, ask_process
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
@@ -37,10 +36,9 @@ from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 
 #: Restart delay after a process dies: the first, doubled each time, and the longest. After this
-#: many deaths in a row, each before the process had lived for ``_STEADY_S``, the experiment fails.
+#: many deaths in a row, each before the process was steady, the experiment fails.
 _RESTART_S: Final = (0.5, 30.0)
 _DEATHS_AT_MOST: Final = 5
-_STEADY_S: Final = 60.0
 #: How long a process that should end gets for it.
 _END_GRACE_S: Final = 30.0
 #: The limit for stopping a search: saving trials, copying files and running callbacks.
@@ -64,54 +62,6 @@ _NAMED: Final = 16
 STREAMS: Final = "streams.json"
 
 StartConnection = Callable[[QueueEntry, str], ExperimentConnection]
-
-
-@dataclass(slots=True)
-class _ExperimentRun:
-    """An experiment that has a process, or is about to get one again.
-
-    Attributes:
-        name: the experiment.
-        connection: to its process; None if there is none.
-        ends, deaths: how many of its processes in a row ended soon after their start, and how many
-            of these died.
-        failure: how the last of these ended, in words; valid as long as ``ends``.
-        begun_at: when its newest process had loaded the code and begun; None before.
-        restart_at: when to start the next process.
-        ends_for: the state to enter after its process has ended, and ``because``, the reason; None
-            if it should not end. It ends once its trials have saved and given back their slots.
-        is_told_to_end: whether the process was asked to end.
-        end_by: when to kill the process, because its code may hang; None if it should not end.
-        usage: the last usage report of its process; the allocator gets it as ``pace`` changes it.
-        pace: limits offers to an experiment that does not use them quickly.
-        stops: detects whether the process is stopped (SIGSTOP); checked again at ``look_at``.
-        waits: the version that it waits for, in words; empty if it waits for none.
-        is_silent: whether people were informed that its process is silent.
-        hangs: how many of its processes were ended for silence.
-        is_aborted: whether the current process was ended for silence.
-        failing_since: since when none of its processes has said what its trials hold.
-    """
-
-    name: str
-    connection: ExperimentConnection | None = None
-    ends: int = 0
-    deaths: int = 0
-    failure: str = ""
-    begun_at: float | None = None
-    restart_at: float = 0.0
-    ends_for: State | None = None
-    because: str = ""
-    is_told_to_end: bool = False
-    end_by: float | None = None
-    usage: OfferUsage | None = None
-    pace: OfferPace = field(default_factory=OfferPace)
-    stops: StoppedProcessDetector = field(default_factory=StoppedProcessDetector)
-    look_at: float = 0.0
-    waits: str = ""
-    is_silent: bool = False
-    hangs: int = 0
-    is_aborted: bool = False
-    failing_since: float | None = None
 
 
 class RunningExperiments:
@@ -150,7 +100,7 @@ class RunningExperiments:
         self._unresponsive_after_s = unresponsive_after_s
         self._folders, self._max_running, self._notices = folders, max_running, notices
         self._streams = EventStreams(folder / STREAMS)
-        self._running: dict[str, _ExperimentRun] = {}
+        self._running: dict[str, ExperimentRun] = {}
         #: Searches of a lost machine that were not submitted yet.
         self._lost: set[str] = set()
         #: Ended experiments, and until when their trial processes may still run.
@@ -194,7 +144,7 @@ class RunningExperiments:
         An experiment counts as in trouble until its restarted process has lived for a while.
         Otherwise one that fails soon after each start would seem healthy in between.
         """
-        kinds = {one.name: _trouble_kind(one) for one in self._running.values()}
+        kinds = {one.name: one.trouble for one in self._running.values()}
         return {name: kind for name, kind in kinds.items() if kind}
 
     def store_uses(self) -> dict[str, r.StoreUse]:
@@ -367,7 +317,7 @@ class RunningExperiments:
         return True
 
     def _start(self, entry: QueueEntry) -> None:
-        one = self._running[entry.name] = _ExperimentRun(entry.name)
+        one = self._running[entry.name] = ExperimentRun(entry.name)
         if entry.name in self._lost:
             self._lost.remove(entry.name)
             self._allocator.experiment_gone(entry.name)  # until now it had no owner
@@ -377,7 +327,7 @@ class RunningExperiments:
             one.failing_since = time.monotonic()
         self._begin(one, is_first=True)
 
-    def _begin(self, one: _ExperimentRun, *, is_first: bool) -> None:
+    def _begin(self, one: ExperimentRun, *, is_first: bool) -> None:
         entry = self._queue.get(one.name)
         if entry is None or entry.is_over:
             self._forget(one)
@@ -401,9 +351,9 @@ class RunningExperiments:
 
     # --- while it runs ----------------------------------------------------------------------------
 
-    def _attend(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
+    def _attend(self, one: ExperimentRun, connection: ExperimentConnection) -> None:
         connection.attend()
-        if one.ends and _is_steady(one):
+        if one.ends and one.is_steady:
             one.ends = one.deaths = 0
         if connection.events_key:
             if one.begun_at is None:
@@ -428,7 +378,7 @@ class RunningExperiments:
             self._ended(one, connection.process_exit)
         elif one.end_by is not None and time.monotonic() > one.end_by:
             connection.kill()
-        elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
+        elif one.ends_for is not None and not one.is_told_to_end and not one.holds:
             one.is_told_to_end = True
             connection.stop(r.InterruptSearch(one.because), _END_GRACE_S)
         elif connection.pid is not None and time.monotonic() >= one.look_at:
@@ -442,7 +392,7 @@ class RunningExperiments:
             else:
                 self._end_if_it_hangs(one, connection)
 
-    def _end_if_it_hangs(self, one: _ExperimentRun, connection: ExperimentConnection) -> None:
+    def _end_if_it_hangs(self, one: ExperimentRun, connection: ExperimentConnection) -> None:
         """Report a silent process to people; end it after a while.
 
         It holds slots, and the results of its trials are not journalled and fill its nodes'
@@ -461,7 +411,7 @@ class RunningExperiments:
             self._notices(f"{one.name}: its process is ended: no answer for {limit_s:g} s")
             connection.abort()
 
-    def _why_silent(self, one: _ExperimentRun, connection: ExperimentConnection) -> str:
+    def _why_silent(self, one: ExperimentRun, connection: ExperimentConnection) -> str:
         """Return how long its process has been silent, the likely reason, and the consequence."""
         if one.end_by is not None:
             then = f"it is killed in {max(0.0, one.end_by - time.monotonic()):.0f} s"
@@ -482,7 +432,7 @@ class RunningExperiments:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, one: _ExperimentRun, state: State, because: str) -> None:
+    def _end(self, one: ExperimentRun, state: State, because: str) -> None:
         one.ends_for, one.because = state, because
         if one.connection is None and one.name not in self._streams.keys:
             self._finish(one, state, because)
@@ -499,7 +449,7 @@ class RunningExperiments:
         if connection.process_exit is not None and connection.process_exit.detail:
             self._details.keep(name, connection.process_exit.detail)
 
-    def _ended(self, one: _ExperimentRun, process_exit: ExperimentExit) -> None:
+    def _ended(self, one: ExperimentRun, process_exit: ExperimentExit) -> None:
         entry = self._queue.get(one.name)
         has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
         is_over = process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
@@ -527,7 +477,7 @@ class RunningExperiments:
         else:
             self._try_again(one, process_exit)
 
-    def _wait_for_farm(self, one: _ExperimentRun, why: str) -> None:
+    def _wait_for_farm(self, one: ExperimentRun, why: str) -> None:
         """Wait for a scheduler that can run it, while its trials continue: that takes them over."""
         if one.waits != why:
             one.waits = why
@@ -536,8 +486,8 @@ class RunningExperiments:
         one.restart_at = time.monotonic() + _RESTART_S[1]
         self._unblock_others(one)
 
-    def _try_again(self, one: _ExperimentRun, process_exit: ExperimentExit) -> None:
-        if _is_steady(one):
+    def _try_again(self, one: ExperimentRun, process_exit: ExperimentExit) -> None:
+        if one.is_steady:
             one.ends = one.deaths = 0
         one.ends += 1
         one.failure = process_exit.text
@@ -561,7 +511,7 @@ class RunningExperiments:
         one.restart_at = time.monotonic() + pause
         self._unblock_others(one)
 
-    def _unblock_others(self, one: _ExperimentRun) -> None:
+    def _unblock_others(self, one: ExperimentRun) -> None:
         """End the trials of a search that ran under the previous supervisor and cannot start.
 
         The allocator offers nothing until it knows what they hold. They continue from their
@@ -586,7 +536,7 @@ class RunningExperiments:
         if (entry := self._queue.get(name)) is not None:
             self._allocator.experiment_added(name, entry.owner, entry.priority, entry.number)
 
-    def _finish(self, one: _ExperimentRun, state: State, reason: str) -> None:
+    def _finish(self, one: ExperimentRun, state: State, reason: str) -> None:
         """Record the final state of an experiment that has no process any more."""
         entry = self._queue.get(one.name)
         if entry is not None and entry.state is not state and self._queue.may(entry, state):
@@ -595,13 +545,13 @@ class RunningExperiments:
             self._queue.explain(one.name, reason)
         self._forget(one)
 
-    def _forget(self, one: _ExperimentRun) -> None:
+    def _forget(self, one: ExperimentRun) -> None:
         self._looked_at = None
         del self._running[one.name]
         if key := self._streams.keys.get(one.name):
             self._end_trial_processes(key)
             self._streams.drop(one.name)
-        if key or _holds(one):
+        if key or one.holds:
             self._leaving[one.name] = time.monotonic() + _FREED_AFTER_S
         else:
             self._allocator.experiment_gone(one.name)
@@ -629,7 +579,7 @@ class RunningExperiments:
             return ""
         if one.connection is not None and (one.is_silent or one.connection.events_key):
             return self._why_silent(one, one.connection) if one.is_silent else ""
-        return _failed(one) if one.ends else ""
+        return one.failed if one.ends else ""
 
     def places(self) -> str:
         """Return which experiments hold all places; empty if there is a free one."""
@@ -711,7 +661,7 @@ class RunningExperiments:
         if one.waits:
             return a.Explanation(lines=(f"{name} waits: {one.waits}",))
         if one.connection is None and not trial and one.ends:
-            return a.Explanation(lines=(_failed(one),))
+            return a.Explanation(lines=(one.failed,))
         connection = self._connection(name)
         silence = (self._why_silent(one, connection),) if one.is_silent else ()
         if trial and silence:
@@ -724,7 +674,7 @@ class RunningExperiments:
                 lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
             )
         use = connection.store_use
-        failed = silence or ((_failed(one),) if one.ends else ())
+        failed = silence or ((one.failed,) if one.ends else ())
         if connection.usage is None:
             return a.Explanation(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in connection.usage.held.values())
@@ -764,36 +714,8 @@ class RunningExperiments:
         one = self._running[name]
         if one.connection is None:
             raise RequestRejected(
-                f"experiment {name} has no process now: {_failed(one)}"
+                f"experiment {name} has no process now: {one.failed}"
                 if one.ends
                 else f"the process of {name} has just ended, and is restarted."
             )
         return one.connection
-
-
-def _is_steady(one: _ExperimentRun) -> bool:
-    """Return whether its newest process has run long enough that earlier ends do not count."""
-    return one.begun_at is not None and time.monotonic() >= one.begun_at + _STEADY_S
-
-
-def _trouble_kind(one: _ExperimentRun) -> str:
-    if one.waits:
-        return "waiting"
-    if one.is_silent:
-        return "silent"
-    return "failing" if one.ends else ""
-
-
-def _failed(one: _ExperimentRun) -> str:
-    """Return how often its processes ended in a row, why, and what happens next."""
-    how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
-    wait_s = max(0.0, one.restart_at - time.monotonic()) if one.connection is None else 0.0
-    next_one = (
-        f"It is restarted in {wait_s:.0f} s." if one.connection is None else "It was restarted."
-    )
-    return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
-
-
-def _holds(one: _ExperimentRun) -> bool:
-    """Return whether its trials hold resources, according to its last report."""
-    return one.usage is not None and bool(one.usage.held)

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -250,7 +249,7 @@ def test_silent_process_is_killed_a_grace_after_its_search_is_stopped(tmp_path, 
 
 def test_process_that_should_stop_is_killed_also_by_the_next_scheduler(farm, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     farm.queue.add("hangs", owner="alice", code=CODE)
     farm.queue.move("hangs", State.RUNNING)
     farm.queue.move("hangs", State.STOPPING, "stopped by alice")
@@ -329,7 +328,7 @@ def test_known_trials_are_not_replaced_by_those_of_a_process_that_knows_none(far
 
 def test_search_that_sends_itself_signals_fails(farm, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     farm.queue.add("x", owner="alice", code=CODE)
     for number in range(5):
         farm.experiments.turn()
@@ -347,7 +346,7 @@ def test_search_that_sends_itself_signals_fails(farm, monkeypatch):
 
 def test_search_that_dies_while_loading_fails_however_long_that_takes(farm, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     farm.queue.add("x", owner="alice", code=CODE)
     for _ in range(5):
         farm.experiments.turn()
@@ -360,7 +359,7 @@ def test_search_that_dies_while_loading_fails_however_long_that_takes(farm, monk
 
 def test_experiment_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     farm.queue.add("x", owner="alice", code=CODE)
     farm.experiments.turn()
     assert farm.experiments.troubles() == {}
