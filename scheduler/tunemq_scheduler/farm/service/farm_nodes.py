@@ -105,9 +105,18 @@ class FarmNodes:
         return known.about.node if known is not None else instance_id
 
     def rows(self) -> tuple[NodeRow, ...]:
-        """Return a row for each node, sorted by name."""
+        """Return a row for each node, sorted by name.
+
+        A lost instance is left out if its node came back as another one, and no trial is there.
+        """
         rows = [self._row(one) for one in self._allocator.explainer.snapshot()]
-        return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
+        alive = {row.node for row in rows if row.state != SILENT}
+        there = [
+            row
+            for row in rows
+            if row.state != SILENT or row.node not in alive or row.trials or any(row.used.values())
+        ]
+        return tuple(sorted(there, key=lambda row: (row.node, row.since)))
 
     def rejected(self) -> tuple[RejectionRow, ...]:
         """Return the messages that the scheduler and its nodes have rejected since they started."""

@@ -71,6 +71,27 @@ def row(nodes: FarmNodes) -> NodeRow:
     return one
 
 
+def test_lost_instance_that_held_nothing_is_hidden_while_its_node_lives(tmp_path: Path):
+    before, after = replace(node("before", 2), node="n"), replace(node("after", 2), node="n")
+    nodes, allocator, transport = told(tmp_path, before, m.NodeLost("before", "it is not heard"))
+    assert row(nodes).state == "silent"
+    transport.read_events.append(after)
+    nodes.turn()
+    assert row(nodes).instance_id == "after"
+    transport.read_events.append(m.NodeLost("after", "it is not heard"))
+    nodes.turn()
+    assert [one.state for one in nodes.rows()] == ["silent", "silent"], "no node of this name lives"
+    transport.read_events += [m.NodeReturned("before")]
+    nodes.turn()
+    assert row(nodes).instance_id == "before"
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", OfferUsage({}, {}, (SlotDemand(ONE, 1),)))
+    allocator.offers()
+    transport.read_events += [m.NodeLost("before", "it is not heard"), m.NodeReturned("after")]
+    nodes.turn()
+    assert [one.state for one in nodes.rows()] == ["silent", "ready"], "a trial is waited for there"
+
+
 def test_row_names_withheld_gpus_and_counts_the_others(tmp_path: Path):
     withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
     nodes, _, transport = told(tmp_path, node("n", 2), withheld)
