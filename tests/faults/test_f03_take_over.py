@@ -22,6 +22,7 @@ from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_writer import Journal
+from tunemq_scheduler.storage.last_run import RunRecord
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.code.config_packing import PICKLED
 from tunemq_shared.protocol import messages as m
@@ -101,13 +102,58 @@ def test_f03_lost_search_keeps_its_trials_and_queue_until_resubmitted(farm, stor
     farm.wait_for("other", "RUNNING")
     farm.open_gate("lost", 30)
     farm.wait_for_steps("lost", 2, 30)
-    eventually(lambda: "lost" in farm.tunemq("why", "other"), within=30, message=lambda: str(farm))
+    fix = "lost must be submitted again: only its process knows"
+    eventually(lambda: fix in farm.tunemq("why", "other"), within=30, message=lambda: str(farm))
+    assert fix in farm.said()
     assert not farm.steps("other")
     submit_again(farm, "lost")
     farm.open_gate("lost", 40)
     for name in ("lost", "other"):
         farm.wait_for(name, "FINISHED")
         farm.check_results(name)
+
+
+def test_f03_take_over_after_a_loss_of_redis_waits_for_no_search_that_had_ended(
+    farm, storage, minio, bucket
+):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one", cpus=3)
+    farm.submit(Search(name="finished", trials=1, steps=3))
+    for name in ("paused", "stopped"):
+        farm.submit(Search(name=name, trials=1, steps=10, has_gate=True))
+        farm.open_gate(name, 5)
+        farm.wait_for_steps(name, 1, 5)
+    farm.tunemq("pause", "paused")
+    farm.tunemq("stop", "stopped")
+    names = ("finished", "paused", "stopped")
+    for name in names:
+        farm.wait_for(name, name.upper())
+    farm.open_gate("paused", 6)
+    with minio.objects(bucket, "searches/paused") as objects:
+
+        def record() -> RunRecord:
+            stored = objects.get_bytes("journal/last_run", limit=2**16)
+            return msgspec.json.decode(stored[1:], type=RunRecord)
+
+        eventually(lambda: record().is_over, message=lambda: str(farm))  # its trial has saved
+    lose_the_machine(farm)
+    farm.redis.client.flushall()
+    asked = [word for name in names for word in ("--take-over", f"{storage}/{name}")]
+    start_elsewhere(farm, "--store", storage, *asked)
+    farm.has_nodes("one")  # until then, no scheduler seems to run
+    farm.submit(Search(name="other", trials=2, steps=3))
+    farm.wait_for("other", "FINISHED", within=60)
+    farm.open_gate("paused", 10)
+    for name in ("finished", "paused"):
+        submit_again(farm, name)
+        farm.wait_for(name, "FINISHED")
+    farm.check_results("paused")
+    lose_the_machine(farm)  # a search without work left has ended, too
+    farm.redis.client.flushall()
+    start_elsewhere(farm, "--store", storage, *asked)
+    farm.has_nodes("one")  # until then, no scheduler seems to run
+    farm.submit(Search(name="last", trials=2, steps=3))
+    farm.wait_for("last", "FINISHED", within=60)
 
 
 @pytest.mark.parametrize("bad", [b"nonsense", b"x" * 2**17, b"huge term"])

@@ -14,7 +14,11 @@ from tunemq_shared.broker import redis_keys
 pytestmark = pytest.mark.integration
 
 LOST = LostSearch(
-    name="lost", address="s3://b/lost", events_key=redis_keys.events("ab12c3f4.2"), term=7
+    name="lost",
+    address="s3://b/lost",
+    events_key=redis_keys.events("ab12c3f4.2"),
+    term=7,
+    has_ended=False,
 )
 
 

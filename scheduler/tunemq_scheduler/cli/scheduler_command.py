@@ -91,8 +91,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="continue a search whose scheduler's machine is lost, from the copy at the ADDRESS of"
         " its experiment in a store, such as s3://bucket/prefix/name (what that lacks, such as the"
         " endpoint, is taken from --store if the bucket is the same), when it is submitted again"
-        " under that name; no other search starts before that, if its trials still run. May be"
-        " given again",
+        " under that name; if its trials may still run, no other search starts before that, for"
+        " 10 minutes at most: then they end. May be given again",
     )
     parser.set_defaults(run=run)
 

@@ -139,7 +139,11 @@ class AllocationExplainer:
             return [f"experiment {name} is paused"]
         if self._members.expected:
             others = ", ".join(sorted(self._members.expected))
-            return [f"the scheduler has restarted and first waits for reports from {others}"]
+            hints = filter(None, self._members.expected.values())
+            return [
+                f"the scheduler has restarted and first waits for reports from {others}",
+                *hints,
+            ]
         if member.idle[request] and not member.missing(request):
             what = in_words(request)
             return [f"a slot for {what} is offered to {name}, which has started no trial in it"]

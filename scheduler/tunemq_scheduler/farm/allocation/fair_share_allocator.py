@@ -133,11 +133,14 @@ class FairShareAllocator:
             self._members.add(ShareMember(name, owner, priority, order))
             self._is_changed = True
 
-    def expect(self, name: str) -> None:
-        """Wait for the report of an experiment that ran before this allocator started."""
+    def expect(self, name: str, hint: str = "") -> None:
+        """Wait for the report of an experiment that ran before this allocator started.
+
+        ``hint`` tells people how long that may take, and what they can do.
+        """
         if name in self._members:
             self._members[name].is_expected = True
-            self._members.expected[name] = None
+            self._members.expected[name] = hint
 
     def waits_for(self, name: str) -> bool:
         """Return whether all offers wait for the report of an experiment."""

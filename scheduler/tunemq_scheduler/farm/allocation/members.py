@@ -331,7 +331,8 @@ class ShareMembers:
     Attributes:
         now: the time, in seconds of a clock that never goes back.
         waiting: by request, the experiments that would use more slots.
-        expected: experiments that ran before this supervisor started and have not reported yet.
+        expected: experiments that ran before this supervisor started and have not reported yet,
+            each with a hint for people, or an empty one.
         totals: the farm's total resources.
     """
 
@@ -347,7 +348,7 @@ class ShareMembers:
         self.books: dict[tuple[int, str], OwnerBook] = {}
         self.quotas = OwnerQuotas(settings.quotas)
         self.waiting: dict[SlotRequest, dict[str, None]] = {}
-        self.expected: dict[str, None] = {}
+        self.expected: dict[str, str] = {}
         self.totals: Mapping[str, float] = {}
 
     def __contains__(self, name: str) -> bool:

@@ -70,7 +70,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         trials: for each experiment with a process, the number of trials in each state.
         troubles: for each experiment that makes no progress, the reason: its processes fail soon
             after their start (``failing``), its process does not answer (``silent``), or it waits
-            for another version of TuneMQ or its store (``waiting``).
+            for another version of TuneMQ, its store, or to be submitted again (``waiting``).
         waiting: for each such experiment, how many more trials it would start at once, by
             `amounts.kinds_of`.
         results: how many results experiments have received since the scheduler started.

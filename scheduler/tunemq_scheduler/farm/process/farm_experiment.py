@@ -98,6 +98,7 @@ class FarmExperiment(Experiment):
                 if self._is_warm:
                     self._end_search_late(opened)
                 else:
+                    self._note(is_over=True)  # no node knows this run
                     self._report_over(opened)
                 with self._connection.alive():  # it may copy what the previous run did not
                     found = self._is_over_already(opened, self._event)

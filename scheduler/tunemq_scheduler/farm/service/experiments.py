@@ -53,6 +53,8 @@ _LAST_STEPS_S: Final = 3600.0
 _FREED_AFTER_S: Final = 10.0
 #: For how long trials of a search whose process cannot start block the offers to all others.
 _REPORTS_WITHIN_S: Final = 120.0
+#: For how long those of a lost search do that is not submitted again.
+SUBMITTED_WITHIN_S: Final = 600.0
 #: The kinds of trouble in words, and how many experiments an explanation names.
 _TROUBLES: Final = MappingProxyType(
     {"silent": "does not answer", "failing": "fails", "waiting": "waits for a version or its store"}
@@ -101,8 +103,8 @@ class RunningExperiments:
         self._folders, self._max_running, self._notices = folders, max_running, notices
         self._streams = EventStreams(folder / STREAMS)
         self._running: dict[str, ExperimentRun] = {}
-        #: Searches of a lost machine that were not submitted yet.
-        self._lost: set[str] = set()
+        #: Searches of a lost machine that were not submitted yet, and until when to wait for that.
+        self._lost: dict[str, float] = {}
         #: Ended experiments, and until when their trial processes may still run.
         self._leaving: dict[str, float] = {}
         self._details = RunDetails(folder / "details")
@@ -145,7 +147,8 @@ class RunningExperiments:
         Otherwise one that fails soon after each start would seem healthy in between.
         """
         kinds = {one.name: one.trouble for one in self._running.values()}
-        return {name: kind for name, kind in kinds.items() if kind}
+        known = {name: kind for name, kind in kinds.items() if kind}
+        return {**dict.fromkeys(self._lost, "waiting"), **known}
 
     def store_uses(self) -> dict[str, r.StoreUse]:
         """Return the store requests and waiting trials of each experiment with a process."""
@@ -181,31 +184,46 @@ class RunningExperiments:
         """Restart the experiments that ran when the previous supervisor ended."""
         for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
             self._start(entry)
-        for name, key in list(self._streams.keys.items()):
+        for name in list(self._streams.keys):
             known = self._queue.get(name)
             if known is not None and known.state is State.PAUSED:
                 self._start(known)  # its trials must still save
                 self._end(self._running[name], State.PAUSED, known.reason)
             elif name not in self._running and name not in self._lost:
-                self._end_trial_processes(key)
-                self._streams.drop(name)
                 self._await_hosts(name)
-                self._leaving[name] = time.monotonic() + _FREED_AFTER_S
+                self._end_trials(name)
 
-    def expect(self, name: str, events_key: str) -> None:
+    def expect(self, name: str, events_key: str, *, has_ended: bool) -> None:
         """Have nodes keep the trials of a lost search until it is submitted; before `take_up`.
 
-        No other search gets a slot before the search reports what it holds.
+        No other search gets a slot before the search reports what it holds, or its trials have
+        ended: at once if it ``has_ended`` itself, else if it is not submitted for a while.
         """
-        if self._queue.get(name) is None:
-            self._streams.put(name, events_key)
-            self._lost.add(name)
-            self._await_hosts(name)
+        if self._queue.get(name) is not None:
+            return
+        self._streams.put(name, events_key)
+        if has_ended:
+            return  # `take_up` ends the rest
+        self._lost[name] = time.monotonic() + SUBMITTED_WITHIN_S
+        until = time.strftime("%H:%M:%S %Z", time.localtime(time.time() + SUBMITTED_WITHIN_S))
+        hint = (
+            f"{name} must be submitted again: only its process knows which slots its trials hold,"
+            f" so no other search gets one before. At {until} the farm ends these trials; to end"
+            " them now, restart the scheduler without --take-over of this search"
+        )
+        self._notices(hint)
+        self._await_hosts(name, hint)
 
-    def _await_hosts(self, name: str) -> None:
+    def _await_hosts(self, name: str, hint: str = "") -> None:
         """Block all offers until the search reports which slots its trials hold."""
         self._allocator.experiment_added(name, "", 0, 0)
-        self._allocator.expect(name)
+        self._allocator.expect(name, hint)
+
+    def _end_trials(self, name: str) -> None:
+        """End the trials of a search without a process; a while later their slots are free."""
+        self._end_trial_processes(self._streams.keys[name])
+        self._streams.drop(name)
+        self._leaving[name] = time.monotonic() + _FREED_AFTER_S
 
     def connections(self) -> Iterator[ExperimentConnection]:
         """Yield the connections of all running processes."""
@@ -219,6 +237,14 @@ class RunningExperiments:
                 self._attend(one, one.connection)
             elif now >= one.restart_at:
                 self._begin(one, is_first=False)
+        for name in [name for name, until in self._lost.items() if now >= until]:
+            del self._lost[name]
+            self._notices(
+                f"{name} was not submitted again within {SUBMITTED_WITHIN_S:g} s. The farm ends"
+                " its trials, so that other searches get slots; they continue from their"
+                " checkpoints."
+            )
+            self._end_trials(name)
         for name, due in list(self._leaving.items()):
             if now >= due:
                 del self._leaving[name]
@@ -318,8 +344,7 @@ class RunningExperiments:
 
     def _start(self, entry: QueueEntry) -> None:
         one = self._running[entry.name] = ExperimentRun(entry.name)
-        if entry.name in self._lost:
-            self._lost.remove(entry.name)
+        if self._lost.pop(entry.name, None) is not None:
             self._allocator.experiment_gone(entry.name)  # until now it had no owner
         self._add_to_allocator(entry.name)
         if entry.name in self._streams.keys:
@@ -519,17 +544,15 @@ class RunningExperiments:
         """
         now = time.monotonic()
         one.failing_since = one.failing_since or now
-        key = self._streams.keys.get(one.name)
         is_due = now - one.failing_since >= _REPORTS_WITHIN_S
-        if key is None or not (is_due and self._allocator.waits_for(one.name)):
+        is_known = one.name in self._streams.keys
+        if not (is_known and is_due and self._allocator.waits_for(one.name)):
             return
         self._notices(
             f"{one.name}: its process cannot start to report which slots its trials hold. The farm"
             " ends them, so that other searches get slots; they continue from their checkpoints."
         )
-        self._end_trial_processes(key)
-        self._streams.drop(one.name)
-        self._leaving[one.name] = now + _FREED_AFTER_S
+        self._end_trials(one.name)
         one.restart_at = max(one.restart_at, now + _FREED_AFTER_S)
 
     def _add_to_allocator(self, name: str) -> None:

@@ -36,12 +36,14 @@ class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
         address: the address of its copy in the store.
         events_key: the stream of its events.
         term: the term of the scheduler that ran it last.
+        has_ended: whether it had ended, or was paused, and its trials with it; see `RunRecord`.
     """
 
     name: str
     address: str
     events_key: str
     term: int
+    has_ended: bool
 
     @property
     def id(self) -> str:
@@ -104,7 +106,13 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch | None:
         record = stored_record(objects, journal_signer(keys.journal_keys(name)))
     if record is None or not record.events_key:
         return None
-    return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
+    return LostSearch(
+        name=name,
+        address=address,
+        events_key=record.events_key,
+        term=record.term,
+        has_ended=record.is_over,
+    )
 
 
 def is_running(url: str, lost: LostSearch) -> bool:

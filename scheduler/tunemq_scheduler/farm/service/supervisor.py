@@ -130,7 +130,7 @@ class Supervisor:
         )
         for one in farm.lost.values():
             if is_running(farm.url, one):
-                self._experiments.expect(one.name, one.events_key)
+                self._experiments.expect(one.name, one.events_key, has_ended=one.has_ended)
         self._transport = NodeTransport(
             farm.url,
             term=lease.term,

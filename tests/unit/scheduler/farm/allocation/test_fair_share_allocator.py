@@ -280,10 +280,12 @@ def test_restarted_allocator_offers_nothing_before_all_experiments_report() -> N
     for order, name in enumerate(("old", "gone", "new")):
         allocator.experiment_added(name, "ada", order=order)
     allocator.expect("old")
-    allocator.expect("gone")
+    allocator.expect("gone", "submit gone again")
     allocator.usage("new", wants(2))
     assert allocator.offers() == []
-    assert "has restarted" in allocator.explainer.why("new", ONE)[0]
+    first, *hints = allocator.explainer.why("new", ONE)
+    assert "has restarted" in first
+    assert hints == ["submit gone again"]
     allocator.usage("old", OfferUsage({"one": 7}, {"one": _held("one-1")}, ()))
     [(name, offer)] = allocator.offers()  # exactly what it holds
     assert (name, offer.n, offer.devices) == ("old", 8, {"one-1": 1.0})

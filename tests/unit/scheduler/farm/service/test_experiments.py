@@ -78,6 +78,8 @@ class Farm:
         self.refusal: OSError | None = None
         #: The streams whose trials were ended.
         self.ended: list[str] = []
+        #: The lines for people.
+        self.told: list[str] = []
         self.allocator = FairShareAllocator(FarmSettings())
         self.queue = ExperimentQueue(folder / "experiments")
         self.experiments = RunningExperiments(
@@ -90,7 +92,7 @@ class Farm:
             max_running=max_running,
             pause_grace_s=30.0,
             unresponsive_after_s=timeout_s,
-            notices=lambda line: None,
+            notices=self.told.append,
         )
 
     def _start(self, entry: QueueEntry, _events_key: str) -> ExperimentConnection:
@@ -294,6 +296,55 @@ def test_search_that_cannot_start_after_a_restart_blocks_others_only_for_a_while
     assert len(again.processes) == 1
     assert again.queue.get("x").state is State.RUNNING
     again.end()
+
+
+def test_lost_search_that_is_not_submitted_blocks_others_only_for_a_while(farm, monkeypatch):
+    """A machine was lost, and nodes may still run the trials of its searches."""
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    key = redis_keys.events("lost")
+    farm.experiments.expect("lost", key, has_ended=False)
+    farm.experiments.take_up()
+    farm.experiments.turn()
+    assert farm.allocator.waits_for("lost")
+    assert farm.ended == []
+    assert farm.told[0].startswith("lost must be submitted again: ")
+    assert farm.experiments.troubles() == {"lost": "waiting"}
+    now = time.monotonic() + experiments_module.SUBMITTED_WITHIN_S
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    farm.experiments.turn()
+    assert farm.ended == [key]
+    assert farm.told[1].startswith("lost was not submitted again within")
+    assert not farm.allocator.waits_for("lost")
+    assert (farm.experiments.streams, farm.experiments.troubles()) == ({}, {})
+
+    farm.queue.add("lost", owner="alice", code=CODE)
+    farm.experiments.turn()
+    assert farm.queue.get("lost").state is State.RUNNING
+
+
+def test_lost_search_that_is_submitted_in_time_keeps_its_trials(farm, monkeypatch):
+    farm.experiments.expect("lost", redis_keys.events("lost"), has_ended=False)
+    farm.experiments.take_up()
+    farm.queue.add("lost", owner="alice", code=CODE)
+    farm.experiments.turn()
+    now = time.monotonic() + experiments_module.SUBMITTED_WITHIN_S
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    farm.experiments.turn()
+    assert (farm.ended, len(farm.processes)) == ([], 1)
+    assert farm.allocator.waits_for("lost"), "its process has not said what it holds"
+
+
+def test_lost_search_that_had_ended_blocks_others_until_nodes_have_ended_what_they_kept(
+    farm, monkeypatch
+):
+    key = redis_keys.events("lost")
+    farm.experiments.expect("lost", key, has_ended=True)
+    farm.experiments.take_up()
+    assert farm.ended == [key]
+    now = time.monotonic() + experiments_module._FREED_AFTER_S
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    farm.experiments.turn()
+    assert not farm.allocator.waits_for("lost")
 
 
 def test_search_stopped_by_a_user_is_not_preempted(tmp_path):
