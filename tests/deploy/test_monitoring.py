@@ -19,7 +19,7 @@ import yaml
 from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
-from tunemq_scheduler.farm.monitoring.farm_snapshot import (
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import (
     BUCKETS_S,
     DiskState,
     FarmSnapshot,

@@ -234,12 +234,12 @@ KEPT = """
 import contextlib, json, os, sys
 from pathlib import Path
 from tests.support.farms.farm_api_server import CODE
-from tests.unit.scheduler.farm.service.test_experiments import Farm
+from tests.unit.scheduler.farm.service.test_running_experiments import Farm
 from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, piece
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.output.event_streams import EventStreams
+from tunemq_scheduler.farm.output.event_stream_registry import EventStreams
 from tunemq_shared.broker import redis_keys
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_shared.base.errors import JournalFull

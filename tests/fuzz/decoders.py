@@ -27,7 +27,7 @@ EXCUSED: Final = {
     # Input from a process's own child or from a library that has already parsed it.
     "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",
     "tunemq_shared.objects.s3_client:S3Client._strange": "the minio client has read it before",
-    "tunemq_scheduler.farm.ipc.experiment_connection:ExperimentConnection._answer": "checked",
+    "tunemq_scheduler.farm.ipc.supervisor_side:ExperimentConnection._answer": "checked",
 }
 
 

@@ -18,9 +18,9 @@ from tunemq_scheduler.core import runner_snapshot, runner_state
 from tunemq_scheduler.core.events import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.experiment import code_package
-from tunemq_scheduler.farm.common.run_details import RunDetails
+from tunemq_scheduler.farm.common.last_reports import RunDetails
 from tunemq_scheduler.farm.farm_settings import read_settings
-from tunemq_scheduler.farm.output.event_streams import EventStreams
+from tunemq_scheduler.farm.output.event_stream_registry import EventStreams
 from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
 from tunemq_scheduler.farm.service import farm_nodes
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
@@ -94,7 +94,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             .read("one"),
             (),
             samples_of(ExperimentDetail),
-            ("tunemq_scheduler.farm.common.run_details:RunDetails.read",),
+            ("tunemq_scheduler.farm.common.last_reports:RunDetails.read",),
         ),
         Decoder(
             "nodes' states",
@@ -138,7 +138,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             lambda data: EventStreams(bench.written("streams", data)),
             (JournalError,),
             (b'{"search": "tunemq:events:1"}',),
-            ("tunemq_scheduler.farm.output.event_streams:EventStreams.__init__",),
+            ("tunemq_scheduler.farm.output.event_stream_registry:EventStreams.__init__",),
         ),
         Decoder(
             "callbacks' states",

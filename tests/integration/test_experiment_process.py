@@ -22,8 +22,8 @@ from tests.support.farms.relay_supervisor import RelaySupervisor
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, RequestDone, RequestRejection
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentOutcome
 from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
+from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentOutcome
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol.farm_requests import ScriptCode

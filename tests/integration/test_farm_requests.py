@@ -20,7 +20,7 @@ from tunemq_scheduler.api import farm_client as client_module
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.request_signing import open_answer
-from tunemq_scheduler.farm.monitoring.farm_status import announcing
+from tunemq_scheduler.farm.monitoring.farm_announcement import announcing
 from tunemq_shared.base.errors import (
     ConfigError,
     NoScheduler,

@@ -15,9 +15,9 @@ from tests.certificate_server import showing
 from tests.support.small_disk import with_small_disk
 from tests.support.stores.object_servers import Certificate
 from tests.support.waiting import eventually
-from tunemq_scheduler.farm.monitoring import head_watch
-from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState
-from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch
+from tunemq_scheduler.farm.monitoring import head_metrics
+from tunemq_scheduler.farm.monitoring.head_metrics import HeadWatch
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import DiskState
 from tunemq_scheduler.storage.folders import BACKUP_NOTE
 
 pytestmark = pytest.mark.integration
@@ -46,7 +46,7 @@ def ended(watch: HeadWatch) -> None:
 def test_head_watch_sees_disks_and_the_note_of_the_last_backup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(head_watch, "_DISKS_EVERY_S", 0.01)
+    monkeypatch.setattr(head_metrics, "_DISKS_EVERY_S", 0.01)
     watch = HeadWatch("redis://127.0.0.1:1", str(tmp_path), str(tmp_path), tmp_path, {})
     try:
         eventually(lambda: watch.seen().disks.keys() == {"results", "store"})
@@ -70,7 +70,7 @@ def test_head_watch_without_space_or_permission_reports_an_unwritable_folder(
 ):
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch\n"
+        "from tunemq_scheduler.farm.monitoring.head_metrics import HeadWatch\n"
         "from tests.support.waiting import eventually\n"
         "place = sys.argv[1]\n"
         "watch = HeadWatch('redis://127.0.0.1:1', place, place, Path(place), {})\n"

@@ -22,11 +22,11 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import (
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
+from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
+from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentConnection,
 )
-from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker.redis_keys import events

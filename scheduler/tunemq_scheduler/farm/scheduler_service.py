@@ -16,9 +16,9 @@ from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.results_lock import hold_results
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
-from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, waiting_snapshot
-from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch
+from tunemq_scheduler.farm.monitoring.head_metrics import HeadWatch
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import FarmSnapshot, waiting_snapshot
 from tunemq_scheduler.storage.folders import OWN_FOLDER, farm_results_folder
 from tunemq_shared.base.errors import BugError, ConfigError, TuneError, UserError
 from tunemq_shared.base.safe_text import harmless
@@ -100,7 +100,7 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
             keep_term,
             read_term,
         )
-        from tunemq_scheduler.farm.service.lost_searches import find_lost_searches
+        from tunemq_scheduler.farm.service.orphaned_searches import find_lost_searches
         from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.signing_downgrade import refuse_unsigned

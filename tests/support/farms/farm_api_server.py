@@ -14,7 +14,7 @@ import redis
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.unknown_names import unknown_name
-from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
+from tunemq_scheduler.farm.monitoring.farm_announcement import announcing, described
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue

@@ -18,12 +18,12 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import (
+from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
+from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentConnection,
     ExperimentExit,
     ExperimentReply,
 )
-from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
 from tunemq_scheduler.storage.last_run import read_record
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.broker import redis_keys

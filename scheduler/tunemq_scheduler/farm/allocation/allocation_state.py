@@ -9,7 +9,7 @@ from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import SlotRequest, total
 from tunemq_scheduler.farm.allocation.ledger import NodeLedger
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember, ShareMembers
-from tunemq_scheduler.farm.allocation.node_parts import NodePart, SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import NodePart, SlotGrant
 
 #: Why a slot is cleared: for a higher priority; for an owner's share; for an equal share among an
 #: owner's experiments; because the request is larger than slots that become free.

@@ -5,7 +5,7 @@ send. It has no clock: callers pass the time, too.
 
 **Nothing is promised twice.** An offer is absolute. The most that an experiment may hold is the
 maximum of all offers that it may still follow
-(`tunemq_scheduler.farm.allocation.node_parts`). The allocator gives one experiment's slots to
+(`tunemq_scheduler.farm.allocation.node_grants`). The allocator gives one experiment's slots to
 another only after the first has confirmed the lower offer and released them.
 
 **After a restart** experiments follow offers that this allocator does not know. Until each has
@@ -24,9 +24,9 @@ from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember
-from tunemq_scheduler.farm.allocation.node_parts import NodePart
+from tunemq_scheduler.farm.allocation.node_grants import NodePart
 from tunemq_scheduler.farm.allocation.preemption import Preemption
-from tunemq_scheduler.farm.allocation.suspect_isolation import SuspectIsolation
+from tunemq_scheduler.farm.allocation.suspect_trials import SuspectIsolation
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
 
 #: The interval after which passing time alone may change offers.

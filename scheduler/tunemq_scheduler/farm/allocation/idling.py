@@ -8,7 +8,7 @@ from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.amounts import SlotRequest, plus, total
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.members import ShareMember
-from tunemq_scheduler.farm.allocation.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import SlotGrant
 
 #: How long a slot may be empty while others wait.
 _IDLE_S: Final = 30.0

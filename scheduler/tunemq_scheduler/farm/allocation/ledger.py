@@ -19,7 +19,7 @@ from tunemq_scheduler.farm.allocation.amounts import (
     of_devices,
     total,
 )
-from tunemq_scheduler.farm.allocation.node_parts import NodePart, SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import NodePart, SlotGrant
 from tunemq_shared.protocol.messages import NodeJoined
 
 #: A node's states; only ready nodes are offered.

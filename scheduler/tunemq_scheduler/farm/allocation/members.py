@@ -36,7 +36,7 @@ from tunemq_scheduler.farm.allocation.amounts import (
     request_of,
     total,
 )
-from tunemq_scheduler.farm.allocation.node_parts import NodePart, SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import NodePart, SlotGrant
 from tunemq_shared.trainable.resource_names import GPU
 
 #: A lag decays to a third in this time.

@@ -40,7 +40,7 @@ from tunemq_scheduler.farm.allocation.granting import (
     take_turns,
 )
 from tunemq_scheduler.farm.allocation.members import ShareAccount, ShareMember
-from tunemq_scheduler.farm.allocation.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import SlotGrant
 from tunemq_scheduler.farm.allocation.victim_finder import MayTake, PreemptionPlan, VictimFinder
 
 #: The interval at which shares are compared.

@@ -12,7 +12,7 @@ from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.amounts import SlotRequest, amounts_of, minus, plus
 from tunemq_scheduler.farm.allocation.ledger import LedgerNode
 from tunemq_scheduler.farm.allocation.members import ShareMember
-from tunemq_scheduler.farm.allocation.node_parts import SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import SlotGrant
 
 #: Returns whether a slot may be taken after the listed ones; called in the order of taking.
 MayTake = Callable[[SlotGrant, list[SlotGrant]], bool]

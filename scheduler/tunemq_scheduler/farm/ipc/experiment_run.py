@@ -9,7 +9,7 @@ from typing import Final
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
+from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
 from tunemq_shared.system.stopped_process import StoppedProcessDetector
 
 #: A process that has lived for this long is steady.

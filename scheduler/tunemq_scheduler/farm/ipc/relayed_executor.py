@@ -14,8 +14,8 @@ from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor

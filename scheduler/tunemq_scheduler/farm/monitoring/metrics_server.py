@@ -18,8 +18,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot
 from tunemq_scheduler.farm.monitoring.listen_address import listener, parse_listen
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import FarmSnapshot
 from tunemq_scheduler.farm.monitoring.trusted_requests import TrustedRequests, UntrustedRequest
 from tunemq_shared.base.errors import ConfigError
 

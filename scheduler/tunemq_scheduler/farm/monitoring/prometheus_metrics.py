@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.allocation.amounts import GPUS
-from tunemq_scheduler.farm.monitoring.farm_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
 #: For each resource: the name of its metric, that of its use, and a description.

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.api.tuner import TunerParts
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_FAILED, process_exit_code
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.ipc_messages import (
     MOST_CHARACTERS,
     MOST_THREADS,
@@ -29,9 +30,8 @@ from tunemq_scheduler.farm.ipc.ipc_messages import (
     ExperimentJob,
     ExperimentProblem,
 )
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
-from tunemq_scheduler.farm.process.farm_start import run_on_farm
-from tunemq_scheduler.farm.process.submitted_script import load_tuner
+from tunemq_scheduler.farm.process.experiment_start import run_on_farm
+from tunemq_scheduler.farm.process.script_tuner import load_tuner
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.open_store import use_only

@@ -30,9 +30,9 @@ from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.farm.common.scheduler_exit_codes import lacks_threads
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.ipc_messages import ExperimentJob
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_scheduler.storage.last_run import RunRecord, write_record

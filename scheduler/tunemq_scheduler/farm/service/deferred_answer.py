@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from tunemq_scheduler.api.farm_answers import RequestRejection
 from tunemq_scheduler.farm.ipc import ipc_messages
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection, ExperimentReply
+from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection, ExperimentReply
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -16,12 +16,12 @@ from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.common.unknown_names import unknown_name
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater
-from tunemq_scheduler.farm.service.environment_check import check_settings
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue, check_name
-from tunemq_scheduler.farm.service.experiments import RunningExperiments
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_scheduler.farm.service.log_pages import read_page
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
+from tunemq_scheduler.farm.service.requested_environment import check_settings
+from tunemq_scheduler.farm.service.running_experiments import RunningExperiments
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.protocol import farm_requests as r
 

@@ -18,7 +18,7 @@ from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllocation
 from tunemq_scheduler.farm.allocation.amounts import minus, plus
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.small_files import replace_file
-from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeSnapshot
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import NodeSnapshot
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import JournalError

@@ -23,20 +23,20 @@ from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.farm.common.small_files import make_folder
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
 from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
-from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, TurnTimes
-from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
-from tunemq_scheduler.farm.output.output_reader import OutputReader
+from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
+from tunemq_scheduler.farm.monitoring.farm_announcement import announcing, described
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import FarmSnapshot, TurnTimes
+from tunemq_scheduler.farm.output.output_collector import OutputReader
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.experiments import RunningExperiments
 from tunemq_scheduler.farm.service.farm_api import FarmApi
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
-from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_running
+from tunemq_scheduler.farm.service.orphaned_searches import LostSearch, is_running
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.request_server import RequestServer
-from tunemq_scheduler.farm.service.results_folders import ResultsFolders
+from tunemq_scheduler.farm.service.running_experiments import RunningExperiments
 from tunemq_scheduler.storage.folders import OWN_FOLDER
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning

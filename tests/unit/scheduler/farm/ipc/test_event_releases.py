@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.transport.event_batches import EventBatch
 from tunemq_shared.protocol import messages as m
 

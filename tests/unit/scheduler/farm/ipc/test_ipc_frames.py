@@ -8,12 +8,12 @@ import struct
 import pytest
 
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import _FRAME_BYTES, frames_of
 from tunemq_scheduler.farm.ipc.nonblocking_frames import (
     MAX_FRAME_BYTES,
     FrameSocket,
     IpcFrameDecoder,
 )
+from tunemq_scheduler.farm.ipc.supervisor_side import _FRAME_BYTES, frames_of
 from tunemq_scheduler.transport.event_batches import EventBatch, ReadEvent
 from tunemq_shared.base.errors import TransportError
 from tunemq_shared.protocol import messages as m

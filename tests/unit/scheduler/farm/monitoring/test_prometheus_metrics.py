@@ -19,7 +19,8 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
-from tunemq_scheduler.farm.monitoring.farm_snapshot import (
+from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import (
     BUCKETS_S,
     DiskState,
     FarmSnapshot,
@@ -28,7 +29,6 @@ from tunemq_scheduler.farm.monitoring.farm_snapshot import (
     TurnTimes,
     waiting_snapshot,
 )
-from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
 from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics

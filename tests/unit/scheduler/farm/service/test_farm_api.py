@@ -8,7 +8,7 @@ import pytest
 from tests.support.farms.farm_api_server import CODE, FakeExperimentControl, FakeNodeControl
 from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
-from tunemq_scheduler.farm.monitoring.farm_status import described
+from tunemq_scheduler.farm.monitoring.farm_announcement import described
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.farm_api import FarmApi, RequestCaller
 from tunemq_shared.base.errors import ConfigError

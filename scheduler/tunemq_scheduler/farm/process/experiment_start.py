@@ -15,8 +15,8 @@ from tunemq_scheduler.experiment.bring_experiment import bring_experiment, claim
 from tunemq_scheduler.experiment.open_experiment import KeepTuner, ResumeOptions
 from tunemq_scheduler.experiment.restore import RestoredExperiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL, ExperimentJob
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment
 from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
 from tunemq_scheduler.journal.journal_files import FILE_NAME

@@ -16,20 +16,20 @@ from tunemq_scheduler.api import farm_answers as a
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.core.offer_usage import WHOLE_NODE
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
-from tunemq_scheduler.farm.common.run_details import RunDetails
+from tunemq_scheduler.farm.common.last_reports import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import (
+from tunemq_scheduler.farm.ipc.experiment_run import ExperimentRun
+from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentConnection,
     ExperimentExit,
     ExperimentOutcome,
 )
-from tunemq_scheduler.farm.ipc.experiment_run import ExperimentRun
-from tunemq_scheduler.farm.output.event_streams import EventStreams
+from tunemq_scheduler.farm.output.event_stream_registry import EventStreams
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater, ask_process
+from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
-from tunemq_scheduler.farm.service.results_folders import ResultsFolders
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
@@ -190,7 +190,7 @@ class RunningExperiments:
                 self._start(known)  # its trials must still save
                 self._end(self._running[name], State.PAUSED, known.reason)
             elif name not in self._running and name not in self._lost:
-                self._await_hosts(name)
+                self._await_reports(name)
                 self._end_trials(name)
 
     def expect(self, name: str, events_key: str, *, has_ended: bool) -> None:
@@ -212,9 +212,9 @@ class RunningExperiments:
             " them now, restart the scheduler without --take-over of this search"
         )
         self._notices(hint)
-        self._await_hosts(name, hint)
+        self._await_reports(name, hint)
 
-    def _await_hosts(self, name: str, hint: str = "") -> None:
+    def _await_reports(self, name: str, hint: str = "") -> None:
         """Block all offers until the search reports which slots its trials hold."""
         self._allocator.experiment_added(name, "", 0, 0)
         self._allocator.expect(name, hint)

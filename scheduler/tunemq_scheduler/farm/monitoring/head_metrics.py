@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState, HeadSnapshot
+from tunemq_scheduler.farm.monitoring.metrics_snapshot import DiskState, HeadSnapshot
 from tunemq_scheduler.security.certificate_expiry import certificates_of
 from tunemq_scheduler.storage.folders import BACKUP_NOTE
 from tunemq_shared.base.errors import TuneError

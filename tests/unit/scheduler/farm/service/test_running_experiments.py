@@ -14,20 +14,20 @@ import msgspec
 import pytest
 
 from tests.support.farms.farm_api_server import CODE
-from tests.unit.scheduler.farm.ipc.test_experiment_connection import Nodes
+from tests.unit.scheduler.farm.ipc.test_supervisor_side import Nodes
 from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
 from tunemq_scheduler.api.farm_answers import ExperimentState as State
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_MUST_WAIT
 from tunemq_scheduler.farm.farm_settings import FarmSettings
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.farm.service import experiments as experiments_module
+from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
+from tunemq_scheduler.farm.service import running_experiments as experiments_module
+from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
-from tunemq_scheduler.farm.service.experiments import RunningExperiments
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
-from tunemq_scheduler.farm.service.results_folders import ResultsFolders
+from tunemq_scheduler.farm.service.running_experiments import RunningExperiments
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tunemq_scheduler.api.tuner import Tuner
-from tunemq_scheduler.farm.process.submitted_script import load_tuner
+from tunemq_scheduler.farm.process.script_tuner import load_tuner
 from tunemq_shared.base.errors import ConfigError
 
 TEXT = """

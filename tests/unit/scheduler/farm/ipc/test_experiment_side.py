@@ -12,8 +12,8 @@ import pytest
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import supervisor_connection as module
+from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
-from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorConnection
 from tunemq_shared.base.errors import SchedulerSuperseded
 
 

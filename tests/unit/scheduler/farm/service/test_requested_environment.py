@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_scheduler.farm.service.environment_check import check_settings
+from tunemq_scheduler.farm.service.requested_environment import check_settings
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment
 

@@ -16,15 +16,15 @@ from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.api.farm_answers import RequestRejection
 from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_FAILED
-from tunemq_scheduler.farm.ipc import experiment_connection as link_module
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_connection import (
+from tunemq_scheduler.farm.ipc import supervisor_side as link_module
+from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentConnection,
     ExperimentExit,
     ExperimentOutcome,
     ExperimentReply,
 )
-from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.objects.allowed_stores import StorePermissions
