@@ -155,8 +155,18 @@ class AllocationExplainer:
         if not_now is None and not reasons:
             return [f"{in_words(request)} is free and is offered next"]
         if not_now is not None:
-            reasons += [not_now, *self._withheld(asked)]
+            reasons += [not_now, *self._withheld(asked), *self._reserved(member)]
         return [*reasons, *self._turn(member, request)]
+
+    def _reserved(self, member: ShareMember) -> list[str]:
+        """Say which nodes run a trial alone, or will, that may have crashed others."""
+        nodes = [one for one in self._ledger.nodes.values() if one.alone_for != member.name]
+        kept = [
+            f"the node {one.joined.node} runs a trial of {one.alone_for} alone"
+            for one in nodes
+            if one.alone_for
+        ]
+        return kept[:_TOLD]
 
     def _isolated(self, member: ShareMember) -> list[str]:
         found = ["its nodes were lost while it ran, so it runs alone on its next node"]

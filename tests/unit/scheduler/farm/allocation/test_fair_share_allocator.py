@@ -108,6 +108,41 @@ def test_search_that_ends_while_a_node_is_emptied_for_it_leaves_nothing_there(th
         assert [name for name, _ in allocator.offers()] == ["runs"], "it may stay there"
 
 
+def test_trial_that_never_reports_has_a_node_alone_for_half_an_hour_at_most() -> None:
+    allocator = an_allocator(("one", 2))
+    for name, owner in (("suspect", "ada"), ("other", "bob")):
+        allocator.experiment_added(name, owner)
+    allocator.usage("suspect", OfferUsage(wants=(SlotDemand(ONE, 1, is_alone=True),)))
+    [(name, offer)] = allocator.offers()
+    assert (name, offer.resources["gpu"]) == ("suspect", 2.0)
+    held = {"one": _held("one-0")}
+    for n in (1, 2):  # the rest of the node is withdrawn when its trial runs
+        allocator.usage("suspect", OfferUsage({"one": n}, held, alone=("one",)))
+        allocator.usage("other", wants(1))
+        assert "other" not in dict(allocator.offers())
+    assert "the node one runs a trial of suspect alone" in allocator.explainer.why("other", ONE)
+
+    allocator.advance(1801.0)
+    [(name, offer)] = allocator.offers()
+    assert (name, offer.resources["gpu"]) == ("other", 1.0), "and the trial stays"
+    allocator.usage("other", OfferUsage())
+    allocator.usage("suspect", OfferUsage({"one": 2}, held, alone=("one",)))
+    allocator.usage("other", wants(1))
+    allocator.advance(3600.0)
+    assert allocator.offers() != [], "its owner has a break"
+    check_books(allocator)
+
+
+def test_owner_of_several_searches_has_no_more_than_its_share_of_nodes_alone() -> None:
+    allocator = an_allocator(("one", 1), ("two", 1))
+    for name, owner in (("first", "ada"), ("second", "ada"), ("other", "bob")):
+        allocator.experiment_added(name, owner)
+        if owner == "ada":
+            allocator.usage(name, OfferUsage(wants=(SlotDemand(ONE, 1, is_alone=True),)))
+    allocator.usage("other", wants(1))
+    assert sorted(name for name, _ in allocator.offers()) == ["first", "other"]
+
+
 def test_node_excluded_by_one_trial_may_be_used_by_another() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc import supervisor_connection as module
+from tunemq_scheduler.farm.ipc import experiment_side as module
 from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_shared.base.errors import SchedulerSuperseded
