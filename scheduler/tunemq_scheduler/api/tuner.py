@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
 
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
 from tunemq_scheduler.api.unused_algorithms import unused
@@ -67,6 +67,9 @@ class Tuner:
         >>> tuner.fit().get_best_result().config
         {'x': 3}
     """
+
+    #: Whether `fit` may run; not while a farm's process loads the script of a search.
+    may_fit: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -225,6 +228,11 @@ class Tuner:
             TuneError: the search cannot continue; the farm has no scheduler, or rejects the
                 experiment.
         """
+        if not Tuner.may_fit:
+            raise ConfigError(
+                "the script calls fit() or run() while the farm loads it, which runs the search "
+                'twice: move that call below `if __name__ == "__main__":`.'
+            )
         if address is None:
             if detached or priority or folder is not None:
                 raise ConfigError(

@@ -26,7 +26,8 @@ def load_tuner(path: Path, name: str) -> Tuner:
         name: the variable with its Tuner.
 
     Raises:
-        ConfigError: it is not a script, or it does not define this Tuner; lists those it defines.
+        ConfigError: it is not a script; it does not define this Tuner (lists those it defines); or
+            it calls `Tuner.fit`.
     """
     import cloudpickle
 
@@ -39,7 +40,11 @@ def load_tuner(path: Path, name: str) -> Tuner:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
     cloudpickle.register_pickle_by_value(module)  # also of values in configurations
-    spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
+    Tuner.may_fit = False
+    try:
+        spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
+    finally:
+        Tuner.may_fit = True
     return _tuner_of(vars(module), path, name)
 
 

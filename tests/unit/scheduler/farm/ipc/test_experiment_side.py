@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import experiment_side as module
+from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_shared.base.errors import SchedulerSuperseded

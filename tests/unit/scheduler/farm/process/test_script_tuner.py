@@ -63,3 +63,12 @@ def test_script_without_a_tuner_is_rejected_with_the_fix(tmp_path, script):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ConfigError, match=r"write `tuner = tune.Tuner\(...\)` in it"):
         load_tuner(tmp_path / "empty.py", "tuner")
+
+
+@pytest.mark.parametrize("call", ["tuner.fit()", "tune.run(train, verbose=0)"])
+def test_script_that_runs_its_search_when_it_is_loaded_is_refused(script, call):
+    """It would run there as well as on the farm."""
+    script.write_text(TEXT + call)
+    with pytest.raises(ConfigError, match=r"calls fit\(\) or run\(\).*if __name__"):
+        load_tuner(script, "tuner")
+    assert Tuner.may_fit
