@@ -38,6 +38,9 @@ _END_BYTES: Final = 16 * 2**10
 #: Seconds of processor time that a pattern may take for the output of one period. Most take a
 #: hundredth of this for the longest output that is read at once.
 BUDGET_S: Final = 0.25
+#: After as many of its patterns took longer, a search's others are left out on this node, too: the
+#: policies of other searches wait for them.
+_SLOW_PATTERNS: Final = 4
 #: Characters of a line that a report contains.
 SHOWN: Final = 300
 #: Characters of a line before the match that a report contains.
@@ -60,18 +63,27 @@ class LogPatterns:
     def __init__(self, budget_s: float = BUDGET_S) -> None:
         self._budget_s = budget_s
         self._compiled: dict[str, re.Pattern[str]] = {}
-        self._left_out: dict[str, str] = {}
+        #: By search, the reason for each pattern that is left out.
+        self._left_out: dict[str, dict[str, str]] = {}
         self._is_limited = False
         signal.signal(signal.SIGVTALRM, self._ring)
 
-    def search(self, pattern: str, lines: Iterable[str]) -> str | None:
+    def search(self, pattern: str, lines: Iterable[str], whose: str = "") -> str | None:
         """Return the first matching line, shortened for display; None if there is none.
+
+        Args:
+            pattern: the regular expression.
+            lines: the output.
+            whose: the search that has the pattern and the output.
 
         Raises:
             PatternDisabled: the pattern is invalid or takes too long, now or earlier.
         """
-        if pattern in self._left_out:
-            raise PatternDisabled(self._left_out[pattern])
+        left_out = self._left_out.setdefault(whose, {})
+        if pattern in left_out:
+            raise PatternDisabled(left_out[pattern])
+        if len(left_out) >= _SLOW_PATTERNS:
+            raise PatternDisabled(f"{_SLOW_PATTERNS} other patterns of its search took too long")
         try:
             with self._limited():
                 return self._search(pattern, lines)
@@ -79,7 +91,7 @@ class LogPatterns:
             reason = f"it took more than {self._budget_s:g} s for the output of a trial"
         except (re.error, OverflowError, RecursionError, MemoryError) as error:
             reason = f"it cannot be used here: {error}"
-        self._left_out[pattern] = reason
+        left_out[pattern] = reason
         raise PatternDisabled(reason)
 
     def _search(self, pattern: str, lines: Iterable[str]) -> str | None:
@@ -114,6 +126,8 @@ class _FollowedOutput:
 
     def __init__(self, output: messages.AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)
+        #: The folder of its search.
+        self.search = os.path.dirname(output.folder)
         self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
         self.patterns = list(output.patterns)
 
@@ -158,7 +172,7 @@ class LogScanner:
         lines = followed.notices(is_last=is_last)
         for pattern in list(followed.patterns):
             try:
-                line = self._patterns.search(pattern, lines)
+                line = self._patterns.search(pattern, lines, followed.search)
             except PatternDisabled as left_out:
                 self._answer(messages.PatternDropped(id_, pattern, str(left_out)))
             else:

@@ -154,6 +154,23 @@ def test_pattern_unknown_to_this_python_is_dropped() -> None:
         LogPatterns().search("(", ["x"])
 
 
+def test_output_of_one_search_leaves_out_no_pattern_of_another():
+    patterns = LogPatterns(budget_s=0.05)
+    with pytest.raises(PatternDisabled, match=r"more than 0\.05 s"):
+        patterns.search(CATASTROPHIC, [MANY_X], "one")
+    assert patterns.search(CATASTROPHIC, ["xxy"], "two") == "xxy"
+
+
+def test_search_with_several_slow_patterns_has_its_others_left_out():
+    patterns = LogPatterns(budget_s=0.01)
+    for number in range(4):
+        with pytest.raises(PatternDisabled, match="more than"):
+            patterns.search(f"{CATASTROPHIC}{number}", [MANY_X], "one")
+    with pytest.raises(PatternDisabled, match="4 other patterns of its search"):
+        patterns.search("x", ["x"], "one")
+    assert patterns.search("x", ["x"], "two") == "x"
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 
