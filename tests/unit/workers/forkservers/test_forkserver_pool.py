@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.support.waiting import without_collections
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialOrder, TrialSpec
 from tunemq_shared.protocol.result_conditions import TO_THE_END
+from tunemq_shared.system.processes import children_of
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.runtime.reactor import Reactor
@@ -104,3 +105,40 @@ def test_process_that_cannot_be_requested_leaves_nothing(pool, tmp_path, left):
     # It has no trial process, so it gives way to a forkserver that is needed.
     pool.prewarm(Environment(sys.executable, (), {**ENVIRONMENT.variables, "OTHER": "1"}, ()))
     assert first not in pool._servers
+
+
+def run_until(reactor: Reactor, condition: Callable[[], bool]) -> None:
+    """Run a node's loop until the condition holds."""
+
+    def look() -> None:
+        if condition():
+            reactor.stop()
+        else:
+            reactor.after(0.01, look)
+
+    look()
+    reactor.run(lambda: None)
+
+
+def test_forkserver_that_does_not_exit_keeps_no_other_waiting(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "stays.py").write_text("import os, time\nos._exit = lambda _: time.sleep(600)\n")
+    reactor = Reactor()
+    pool = ForkserverPool(
+        reactor,
+        set(children_of(os.getpid())),
+        folder=str(tmp_path),
+        hostname="host",
+        node_ip="127.0.0.1",
+        groups=MemoryCgroups("x"),
+    )
+    pool.prewarm(Environment(sys.executable, ("stays",), ENVIRONMENT.variables, (str(tmp_path),)))
+    (first,) = pool._servers
+    run_until(reactor, lambda: first.is_ready)
+
+    pool.prewarm(ENVIRONMENT)
+
+    assert first not in pool._servers
+    assert not first.has_ended(), "nothing waited for its end"
+    run_until(reactor, lambda: not os.path.exists(f"/proc/{first.pid}"))
+    pool.close()
