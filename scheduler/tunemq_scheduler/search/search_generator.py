@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -162,7 +163,8 @@ class SearchGenerator(Stateful):
 
     def _suggests_again(self, trial_id: str, config: dict[str, Any]) -> bool:
         """Ask for a trial of an earlier run again; undo that unless it gets its configuration."""
-        state = state_of(self.searcher)
+        learns = type(innermost(self.searcher)).on_trial_restored is not Searcher.on_trial_restored
+        state = None if learns else state_of(self.searcher)
         if state is None:
             return False
         before = pack_state(type(self.searcher).__name__, state)
@@ -195,7 +197,8 @@ class SearchGenerator(Stateful):
             return
         value = read_number(result, metrics[0])
         if value is not None:
-            self.searcher.add_evaluated_point(config, value, pruned=stopped_early)
+            with suppress(SearchSpaceError):  # on_trial_restored warned
+                self.searcher.add_evaluated_point(config, value, pruned=stopped_early)
 
     def get_state(self) -> dict[str, Any] | None:
         """Return the searcher's state; None if that would be incomplete."""

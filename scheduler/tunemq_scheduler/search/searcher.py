@@ -140,6 +140,7 @@ class Searcher(Stateful, ABC):
 
         Raises:
             NotImplementedError: this searcher does not support it.
+            SearchSpaceError: the configuration does not fit; a trial of an earlier run is skipped.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot learn from evaluated points.")
 
