@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import optuna
 import pytest
 
 from tests.simulation.farm import Search
@@ -97,6 +98,7 @@ SEARCHES: dict[str, Callable[[], Searcher]] = {
     "optuna": lambda: OptunaSearch(points_to_evaluate=POINTS),
     "optuna_limited": lambda: ConcurrencyLimiter(OptunaSearch(), 2),
     "optuna_batches": lambda: ConcurrencyLimiter(OptunaSearch(), 3, batch=True),
+    "optuna_sampler": lambda: OptunaSearch(sampler=optuna.samplers.RandomSampler(seed=3)),
     "users_own": Greedy,
     "users_own_with_state": lambda: Greedy(offers_state=True),
 }
@@ -124,7 +126,7 @@ MIXES = [
     ("users_own_with_state", "asha_brackets", "combined"),
 ]
 #: Algorithms without saved state replay all events.
-STATELESS = {"users_own", "function"}
+STATELESS = {"optuna_sampler", "users_own", "function"}
 
 
 class TurnJournal:

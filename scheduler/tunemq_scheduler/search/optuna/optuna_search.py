@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tunemq_scheduler.search.domain_types import same
 from tunemq_scheduler.search.objective import (
     Metric,
     Mode,
@@ -26,12 +29,15 @@ from tunemq_scheduler.search.optuna.optuna_trial_json import dump_trial, load_tr
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
 from tunemq_shared.base.errors import ConfigError, SearchSpaceError
+from tunemq_shared.base.safe_text import repr_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
     from optuna.study import Study
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
+
+log = logging.getLogger(__name__)
 
 
 class OptunaSearch(Searcher):
@@ -41,6 +47,10 @@ class OptunaSearch(Searcher):
     and on the results so far and their order; a resumed search continues exactly. A trial that was
     stopped early counts with its last result. A trial that failed, or whose last metric is missing
     or not finite, counts as failed.
+
+    After a restart, a sampler or function of the user's is asked for the trials of the earlier run
+    again, so that a seeded sampler continues its sequence. If a sampler suggests other values than
+    then, a warning says so, and it continues with a new seed.
 
     Args:
         space: the space to search, if not ``param_space``: a TuneMQ space, a dict of Optuna's
@@ -81,10 +91,12 @@ class OptunaSearch(Searcher):
                 f"OptunaSearch has {len(self._points)} points_to_evaluate and {len(self._rewards)} "
                 "evaluated_rewards; there must be one for each."
             )
+        self._asks_again = sampler is not None or callable(space)
         self._space: Any = None
         self._distributions: dict[str, BaseDistribution] | None = None
         self._read_own_space(space)
         self._study: Study | None = None
+        self._is_stopped = False
         self._calls = 0
         self._numbers: dict[str, int] = {}
 
@@ -134,18 +146,29 @@ class OptunaSearch(Searcher):
         return takes_config
 
     def _begin(self) -> None:
-        directions = ["minimize" if m == "min" else "maximize" for m in metric_names(self._mode)]
-        with self._quiet():
-            self._study = self._optuna.create_study(
-                directions=directions,
-                sampler=self._sampler or self._seeded_sampler(),
-                pruner=self._optuna.pruners.NopPruner(),
-            )
+        self._new_study()
         self._points = [self._read_point(index, point) for index, point in enumerate(self._points)]
         if self._rewards is not None:
             points, self._points = self._points, []
             for point, reward in zip(points, self._rewards, strict=True):
                 self.add_evaluated_point(point, reward)
+
+    def _new_study(self, trials: Iterable[FrozenTrial] = ()) -> None:
+        directions = ["minimize" if m == "min" else "maximize" for m in metric_names(self._mode)]
+        with self._quiet():
+            self._study = study = self._optuna.create_study(
+                directions=directions,
+                sampler=self._sampler or self._seeded_sampler(),
+                pruner=self._optuna.pruners.NopPruner(),
+            )
+            study.add_trials(trials)
+        # A sampler at the end of its grid, or a function, stops the study; Optuna's own method
+        # raises outside its `optimize`.
+        study.stop = self._stop
+        self._is_stopped = False
+
+    def _stop(self) -> None:
+        self._is_stopped = True
 
     def _read_point(self, index: int, point: dict[str, Any]) -> dict[str, Any]:
         """Convert a point to Optuna's parameters; nested names may already be joined by ``/``."""
@@ -160,9 +183,11 @@ class OptunaSearch(Searcher):
 
     # --- suggestions ------------------------------------------------------------------------------
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
-        """Sample the next configuration."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """Sample the next configuration; return FINISHED once the study was stopped."""
         study = self._begun()
+        if self._is_stopped:
+            return Searcher.FINISHED
         with self._quiet():
             if self._sampler is None:
                 study.sampler = self._seeded_sampler()
@@ -200,7 +225,7 @@ class OptunaSearch(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Pass the last values to Optuna, or that the trial failed."""
-        number = self._numbers.pop(trial_id, None)
+        number = self._numbers.get(trial_id)
         if number is None:
             return
         metrics = metric_names(self._metric)
@@ -209,26 +234,55 @@ class OptunaSearch(Searcher):
         states = self._optuna.trial.TrialState
         with self._quiet():
             if failed:
-                self._begun().tell(number, state=states.FAIL)
+                self._begun().tell(number, state=states.FAIL, skip_if_finished=True)
             else:
-                self._begun().tell(number, [value for value in values if value is not None])
+                told = [value for value in values if value is not None]
+                self._begun().tell(number, told, skip_if_finished=True)
 
     def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
         """Add a running trial with the parameters of this configuration to Optuna's study."""
-        study = self._begun()
-        self._calls = max(self._calls, spec.get("number", self._calls) + 1)
+        number = spec.get("number", self._calls)
+        known = self._numbers.get(trial_id)
+        if known is None and number >= self._calls:
+            self._calls = number
+            if self._asks_again and self._suggests_again(trial_id, config):
+                return True
+            self._calls = number + 1
+        trials = self._begun().get_trials(deepcopy=False)
         try:
-            values, distributions = self._inverse(config)
-            running = self._optuna.trial.create_trial(
-                state=self._optuna.trial.TrialState.RUNNING,
-                params=values,
-                distributions=distributions,
-            )
-        except (ConfigMismatch, ValueError):
+            if known is None:
+                running = self._trial("RUNNING", config)
+            else:  # it had ended, and continues
+                running = copy.copy(trials[known])
+                running.state, running.values = self._optuna.trial.TrialState.RUNNING, None
+                running.datetime_complete = None
+        except ConfigMismatch:
             return False  # the space has changed
-        self._numbers[trial_id] = len(study.get_trials(deepcopy=False))
-        study.add_trial(running)
+        self._numbers[trial_id] = len(trials)
+        self._begun().add_trial(running)
         return True
+
+    def _suggests_again(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """Ask for a trial of an earlier run again; if that fails, undo it, and ask no more."""
+        trials = self._begun().get_trials(deepcopy=False)
+        with contextlib.suppress(Exception):  # the user's function may raise anything
+            suggested = self.suggest(trial_id)
+            if isinstance(suggested, dict) and _contains(config, suggested):
+                return True
+        self._asks_again = False
+        self._numbers.pop(trial_id, None)
+        self._new_study(trials)
+        if self._sampler is not None:
+            self._sampler.reseed_rng()
+            log.warning(
+                (
+                    "After the restart, %s suggests other configurations than before: it has no "
+                    "seed, or its settings, the search space or a version changed. It continues "
+                    "with a new seed, and may try a configuration again."
+                ),
+                type(self._sampler).__name__,
+            )
+        return False
 
     def add_evaluated_point(
         self,
@@ -250,25 +304,40 @@ class OptunaSearch(Searcher):
         Raises:
             SearchSpaceError: the configuration does not fit the search space.
         """
-        states = self._optuna.trial.TrialState
+        measured = list(value) if isinstance(value, Sequence) else [value]
         study = self._begun()
         try:
-            values, distributions = self._inverse(unflatten(parameters))
-        except (ConfigMismatch, ValueError) as problem:
+            trial = self._trial(
+                "FAIL" if error else "PRUNED" if pruned else "COMPLETE",
+                unflatten(parameters),
+                values=None if error else measured,
+                intermediate_values=dict(enumerate(intermediate_values or [])),
+            )
+        except ConfigMismatch as problem:
             raise SearchSpaceError(
                 f"the evaluated point {parameters!r} does not fit the search space: {problem}."
             ) from None
-        measured = list(value) if isinstance(value, Sequence) else [value]
-        state = states.FAIL if error else states.PRUNED if pruned else states.COMPLETE
-        study.add_trial(
-            self._optuna.trial.create_trial(
-                state=state,
-                values=None if error else measured,
-                params=values,
+        study.add_trial(trial)
+
+    def _trial(self, state: str, config: dict[str, Any], **options: Any) -> FrozenTrial:
+        """Return a trial with the parameters of a configuration.
+
+        Raises:
+            ConfigMismatch: the configuration does not fit the search space.
+        """
+        try:
+            params, distributions = self._inverse(config)
+            trial: FrozenTrial = self._optuna.trial.create_trial(
+                state=self._optuna.trial.TrialState[state],
+                params=params,
                 distributions=distributions,
-                intermediate_values=dict(enumerate(intermediate_values or [])),
+                **options,
             )
-        )
+        except ConfigMismatch:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise ConfigMismatch(f"{type(error).__name__}: {error}") from error
+        return trial
 
     def _inverse(
         self, config: dict[str, Any]
@@ -300,19 +369,15 @@ class OptunaSearch(Searcher):
         return {
             "calls": self._calls,
             "numbers": dict(self._numbers),
+            "is_stopped": self._is_stopped,
             "trials": trials,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned, replacing all earlier results."""
-        points, self._points, rewards, self._rewards = self._points, [], self._rewards, None
-        self._begin()  # the state contains the points that were tried
-        self._points, self._rewards = points, rewards
-        study = self._begun()
-        with self._quiet():
-            for trial in state["trials"]:
-                study.add_trial(load_trial(trial))
+        self._new_study(map(load_trial, state["trials"]))
         self._calls, self._numbers = state["calls"], dict(state["numbers"])
+        self._is_stopped = state.get("is_stopped", False)
 
     # --- Optuna's output --------------------------------------------------------------------------
 
@@ -331,6 +396,17 @@ class OptunaSearch(Searcher):
             yield
         finally:
             logging.set_verbosity(before)
+
+
+def _contains(config: dict[str, Any], suggested: dict[str, Any]) -> bool:
+    """Return whether a configuration has all suggested values, except those drawn afterwards."""
+    whole = flatten(config)
+    return all(
+        any(variables(value))
+        # Values such as arrays cannot be compared.
+        or (path in whole and (same(whole[path], value) or repr_of(whole[path]) == repr_of(value)))
+        for path, value in flatten(suggested).items()
+    )
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -306,13 +307,121 @@ def test_optuna_accepts_another_sampler() -> None:
     assert study(algorithm).sampler is sampler
 
 
-def test_optuna_skips_a_trial_of_another_space_with_a_warning(
+LINE = {"x": uniform(0, 1)}
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: optuna.samplers.RandomSampler(seed=3),
+    "tpe": lambda: optuna.samplers.TPESampler(seed=3, n_startup_trials=3),
+    "nsga": lambda: optuna.samplers.NSGAIISampler(seed=3, population_size=4),
+    "grid": lambda: optuna.samplers.GridSampler({"x": [n / 20 for n in range(14)]}, seed=3),
+}
+
+
+def own_values(trial: optuna.Trial) -> dict[str, Any]:
+    return {"n": 2 ** trial.suggest_int("n", 1, 5) + 40}
+
+
+def by_number(trial: optuna.Trial) -> None:
+    trial.suggest_int("n", 1, 5 if trial.number < 3 else 50)
+
+
+def by_study(trial: optuna.Trial) -> None:
+    trial.suggest_int("n", 1, 5 + len(trial.study.trials))
+
+
+OWN: list[Any] = [
+    *(pytest.param(LINE, lambda make=make: {"sampler": make()}, id=name)
+      for name, make in SAMPLERS.items()),
+    *(pytest.param({"fixed": 1}, lambda space=space: {"space": space}, id=space.__name__)
+      for space in (own_values, by_number, by_study)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(("space", "options"), OWN)
+def test_optuna_with_the_users_sampler_or_function_continues_exactly_after_restart(
+    space: Any,
+    options: Callable[[], dict[str, Any]],
+    with_state: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    algorithm = search({"a": uniform(0, 1)})
-    algorithm.on_trial_restored(0, "t0", {"a": 7.0})
-    algorithm.on_trial_complete("t0", None)
-    assert "OptunaSearch cannot restore" in caplog.text
+    whole, resumed = search(space, **options()), search(space, **options())
+    configs = []
+    for n in range(8):
+        configs.append(whole.suggest(n, f"t{n}").config)
+        resumed.on_trial_restored(n, f"t{n}", configs[n])
+        if n > 0:
+            for each in (whole, resumed):
+                each.on_trial_complete(f"t{n - 1}", {"loss": n / 9}, error=n == 3)
+        if n == 4 and with_state and (state := resumed.get_state()) is not None:
+            resumed = search(space, **options())
+            resumed.set_state(json.loads(json.dumps(state)))
+    for each in (whole, resumed):
+        each.on_trial_restored(2, "t2", configs[2], is_continued=True)
+        each.on_trial_complete("t2", {"loss": 0.1})
+    further = [whole.suggest(n, f"t{n}").config for n in range(8, 12)]
+    assert [resumed.suggest(n, f"t{n}").config for n in range(8, 12)] == further
+    assert study(resumed).trials[2].params == study(resumed).trials[8].params
+    assert not caplog.records
+
+
+def test_optuna_sampler_that_suggests_other_trials_after_restart_begins_with_a_new_seed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, resumed = (
+        search(LINE, sampler=optuna.samplers.RandomSampler(seed=3), points_to_evaluate=points)
+        for points in ([{"x": 0.5}], [])
+    )
+    configs = [first.suggest(n, f"t{n}").config for n in range(9)]
+    for n, config in enumerate(configs[:4]):
+        resumed.on_trial_restored(n, f"t{n}", config)
+    resumed.on_trial_complete("t0", {"loss": 0.5})
+    assert [trial.params for trial in study(resumed).trials] == configs[:4]
+    assert study(resumed).trials[0].value == 0.5
+    assert resumed.suggest(4, "t4").config not in configs
+    assert caplog.text.count("RandomSampler suggests other configurations") == 1
+
+
+def test_optuna_search_ends_with_its_grid() -> None:
+    algorithm = search(LINE, sampler=optuna.samplers.GridSampler({"x": [0.25, 0.5]}))
+    tried = set()
+    for n in range(2):
+        tried.add(algorithm.suggest(n, f"t{n}").config["x"])
+        algorithm.on_trial_complete(f"t{n}", {"loss": 1.0})
+    assert tried == {0.25, 0.5}
+    assert algorithm.suggest(2, "t2") is Searcher.FINISHED
+
+
+def test_optuna_search_ends_if_its_function_stops_the_study() -> None:
+    def space(trial: optuna.Trial) -> None:
+        trial.suggest_int("n", 1, 5)
+        if trial.number == 1:
+            trial.study.stop()
+
+    algorithm = search({}, space=space)
+    for n in range(2):
+        assert isinstance(algorithm.suggest(n, f"t{n}"), Suggestion)
+    state = json.loads(json.dumps(algorithm.get_state()))
+    resumed = search({}, space=space)
+    resumed.set_state(state)
+    assert algorithm.suggest(2, "t2") is resumed.suggest(2, "t2") is Searcher.FINISHED
+
+
+def changed(trial: optuna.Trial) -> None:
+    raise KeyError("a")
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [({}, {"x": 7.0}), ({"space": changed}, {"x": 0.5}), ({"space": own_values}, {"n": 39})],
+)
+def test_optuna_skips_a_trial_of_another_space_with_a_warning(
+    options: dict[str, Any], config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = search({} if options else LINE, **options)
+    for n in range(2):
+        algorithm.on_trial_restored(n, f"t{n}", config)
+        algorithm.on_trial_complete(f"t{n}", {"loss": 1.0})
+    assert caplog.text.count("OptunaSearch cannot restore") == 1
     assert study(algorithm).trials == []
 
 
