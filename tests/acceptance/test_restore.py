@@ -210,6 +210,37 @@ def test_restore_restarts_trials_in_error_with_new_counts(searched):
     assert told(searched.restore()) == told(grid)
 
 
+def test_restarted_trials_are_not_compared_with_what_they_reported_before(searched, monkeypatch):
+    """A bug made losses ten times too small; ASHA compares the corrected ones among themselves."""
+    monkeypatch.setenv("TUNEMQ_CPUS", "1")  # one trial after the other, from the worst to the best
+
+    def corrected(config):
+        fixed = os.path.exists(config["fixed"])
+        for step in range(1, 5):
+            tune.report({"loss": config["x"] / step * (1 if fixed else 0.1)})
+            if not fixed and step == 2:
+                raise ValueError("the bug")
+
+    def fit(name):
+        asha = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
+        return tune.Tuner(
+            corrected,
+            param_space={**searched.space, "x": tune.grid_search([3.0, 2.0, 1.0])},
+            tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=asha),
+            run_config=tune.RunConfig(name=name, storage_path=str(searched.folder), verbose=0),
+        ).fit()
+
+    assert fit("search").num_errors == 3
+    Path(searched.space["fixed"]).touch()
+
+    grid = tune.Tuner.restore(searched.path, corrected, restart_errored=True).fit()
+
+    assert told(grid) == told(fit("undisturbed"))
+    assert [steps_of(one) for one in grid] == [[1, 2, 3, 4]] * 3
+    again = tune.Tuner.restore(searched.path, corrected).fit()
+    assert told(again) == told(grid)
+
+
 def test_restore_ends_unfinished_trials_if_asked_for(searched):
     budget = tune.TuneConfig(metric="loss", mode="min", seed=1)
     stopping = threading.Thread(target=interrupt_at, args=(searched, 5))

@@ -113,7 +113,8 @@ class Tuner:
             resume_unfinished (bool): continue unfinished trials from their last checkpoints; False
                 ends them as they are.
             resume_errored (bool): continue trials in ERROR from their last checkpoints.
-            restart_errored (bool): restart trials in ERROR from the beginning.
+            restart_errored (bool): restart trials in ERROR from the beginning; what they reported
+                before no longer counts.
             param_space (dict): the same search space as before; needed where it could not be
                 pickled or refers to an object that has moved.
             tune_config (TuneConfig): replaces the earlier one, for instance with more

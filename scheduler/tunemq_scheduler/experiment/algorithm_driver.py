@@ -112,6 +112,15 @@ class AlgorithmDriver:
         _ask_search(tell, *about, is_continued=is_continued)
         return self.added(trial)
 
+    def restarted(self, trial: TrialView) -> None:
+        """Announce that a trial starts from scratch, before it is announced again.
+
+        The search algorithm knows already that the trial failed.
+        """
+        _ask_scheduler(self.scheduler.on_trial_restart, self.view, trial)
+        if self.stopper is not None:
+            call_plugin("the stopper", self.stopper.on_trial_restart, trial.trial_id)
+
     def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
         """Choose which of the placeable trials starts next; None for none."""
         first = next(placeable(), None)

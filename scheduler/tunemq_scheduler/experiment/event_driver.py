@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.events.resume_events import RESTART
+from tunemq_scheduler.core.events.resume_events import begins_anew
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import PENDING, ResultReview, TrialSummary
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
@@ -148,7 +148,8 @@ class EventDriver:
         answers: list[m.AlgorithmAnswer] = []
         for trial in self.runner.revived_by(event):
             summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
-            if event.errored == RESTART and trial not in event.also:
+            is_anew = begins_anew(event, trial)
+            if is_anew:
                 summary = msgspec.structs.replace(
                     summary,
                     lineage=summary.lineage + 1,
@@ -158,5 +159,7 @@ class EventDriver:
                     ranks=(),
                 )
             view = self.trials[trial] = TrialView(trial, summary, self.plan)
+            if is_anew:
+                self.algorithms.restarted(view)
             answers += self.algorithms.taken_up(view, is_continued=True)
         return answers

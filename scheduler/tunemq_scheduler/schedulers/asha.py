@@ -142,17 +142,17 @@ class AsyncHyperBandScheduler(TrialScheduler):
             return self._stop(
                 trial, f"{self._time_attr} {time:g} has reached max_t {self._max_t:g}"
             )
-        reason = self._judge(place, time, measured)
+        reason = self._judge(trial, place, time, measured)
         return self._stop(trial, reason) if reason else self.CONTINUE
 
-    def _judge(self, place: _RungPosition, time: float, measured: Any) -> str:
+    def _judge(self, trial: TrialLike, place: _RungPosition, time: float, measured: Any) -> str:
         """Record a value at the highest rung newly reached; return why the trial must stop."""
         rung = self._reach(place, time)
         if rung is None:
             return ""
         cutoff, others = rung.cutoff(), rung.count
         value = _finite(measured, self._sign)
-        rung.record(value)
+        rung.record(trial.trial_id, value)
         if cutoff is None or (value is not None and value >= cutoff):
             return ""
         return (
@@ -183,7 +183,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         place = self._places.pop(trial.trial_id, None)
         time, measured = lookup(result, self._time_attr), lookup(result, self._name)
         if place is not None and time is not None and measured is not None:
-            self._judge(place, time, measured)
+            self._judge(trial, place, time, measured)
 
     def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
         """Forget the trial; its recorded values stay."""
@@ -192,6 +192,12 @@ class AsyncHyperBandScheduler(TrialScheduler):
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
         """Forget the trial; its recorded values stay."""
         self._places.pop(trial.trial_id, None)
+
+    def on_trial_restart(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
+        """Forget the trial's recorded values."""
+        for rungs in self._brackets:
+            for rung in rungs:
+                rung.forget(trial.trial_id)
 
     def horizon(self, trial: TrialLike) -> Horizon | None:
         """Return the trial's next rung, else ``max_t``."""

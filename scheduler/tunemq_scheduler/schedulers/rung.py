@@ -10,26 +10,27 @@ class Rung:
     """Values recorded at one milestone, in order; larger is better.
 
     Recording costs a binary search and a move of at most a few tens of kilobytes; the cutoff is
-    read by index. So a decision costs microseconds, even with thousands of values.
+    read by index. So a decision costs microseconds, even with thousands of values. A trial has at
+    most one value.
 
     Args:
         milestone: the progress at which trials are compared, in units of ``time_attr``.
         keep: the fraction of trials that continue, e.g. 1/4.
     """
 
-    __slots__ = ("_quantile", "diverged", "milestone", "values")
+    __slots__ = ("_by_trial", "_quantile", "milestone", "values")
 
     def __init__(self, milestone: float, keep: float) -> None:
         self.milestone = milestone
         self.values: list[float] = []
-        self.diverged = 0
+        self._by_trial: dict[str, float | None] = {}
         # Convert to percent and back, as numpy does: the last digit decides ties.
         self._quantile = ((1 - keep) * 100) / 100
 
     @property
     def count(self) -> int:
         """The number of recorded trials."""
-        return len(self.values) + self.diverged
+        return len(self._by_trial)
 
     def cutoff(self) -> float | None:
         """Return the smallest value that is among the best; None if no value is recorded.
@@ -48,18 +49,24 @@ class Rung:
         gap = above - below
         return below + gap * part if part < 0.5 else above - gap * (1 - part)
 
-    def record(self, value: float | None) -> None:
+    def record(self, trial: str, value: float | None) -> None:
         """Record a trial's value; None if it is not a finite number."""
-        if value is None:
-            self.diverged += 1
-        else:
+        self.forget(trial)
+        self._by_trial[trial] = value
+        if value is not None:
             bisect.insort(self.values, value)
+
+    def forget(self, trial: str) -> None:
+        """Remove the trial's value, if it has one."""
+        value = self._by_trial.pop(trial, None)
+        if value is not None:
+            del self.values[bisect.bisect_left(self.values, value)]
 
     def get_state(self) -> list[Any]:
         """Return the state as JSON values."""
-        return [self.milestone, self.diverged, self.values.copy()]
+        return [self.milestone, self._by_trial.copy()]
 
     def set_state(self, state: list[Any]) -> None:
         """Restore the state that `get_state` returned."""
-        _, self.diverged, values = state
-        self.values = sorted(values)
+        self._by_trial = dict(state[1])
+        self.values = sorted(value for value in self._by_trial.values() if value is not None)

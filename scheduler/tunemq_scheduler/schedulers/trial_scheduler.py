@@ -113,7 +113,8 @@ class TrialScheduler(Stateful):
     `on_trial_complete` (the trial ended by itself, or something other than the scheduler stopped
     it), `on_trial_error` and `on_trial_remove` (it never ran, or was paused), unless the
     scheduler itself answered STOP. A trial that fails and is retried has not ended. No result of a
-    retried trial is shown twice.
+    retried trial is shown twice. `Tuner.restore` may run an ended trial again: `on_trial_add`
+    follows, and `on_trial_restart` before it if the trial starts from scratch.
 
     **Horizon.** After `on_trial_add` and after each result about which it was asked, `horizon` says
     when the scheduler must be asked about the trial again:
@@ -189,6 +190,9 @@ class TrialScheduler(Stateful):
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:
         """Called when a trial ended while not running: it never ran, or was paused."""
+
+    def on_trial_restart(self, runner: RunnerLike, trial: TrialLike) -> None:
+        """Called when a failed trial starts from scratch: forget all results that it reported."""
 
     def choose_trial_to_run(self, runner: RunnerLike) -> TrialLike | None:
         """Return the trial of `RunnerLike.waiting` to start next, or None; changes nothing.

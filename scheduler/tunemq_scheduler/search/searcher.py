@@ -116,7 +116,8 @@ class Searcher(Stateful, ABC):
     def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:  # noqa: ARG002
         """Called for a trial of an earlier run of the experiment; its results follow.
 
-        It is also called again for a trial that ended and continues.
+        It is also called again for a trial that ended and runs again. One that failed may start
+        from scratch: its results then begin with step 1 again.
 
         Args:
             trial_id: the trial's ID.

@@ -69,6 +69,11 @@ class TrialPlateauStopper(Stopper):
         """Return False."""
         return False
 
+    def on_trial_restart(self, trial_id: str) -> None:
+        """Forget the trial's results."""
+        self._values.pop(trial_id, None)
+        self._counts.pop(trial_id, None)
+
     def get_state(self) -> dict[str, Any]:
         """Return each trial's number of results, and the last of them."""
         values = {trial: list(last) for trial, last in self._values.items()}
@@ -84,6 +89,9 @@ class TrialPlateauStopper(Stopper):
 
 class ExperimentPlateauStopper(Stopper):
     """Stop the experiment when the best values so far are nearly equal.
+
+    When a failed trial restarts, its values no longer count, nor does the plateau if one of them
+    was among the best. Values that they had displaced do not come back.
 
     Args:
         metric: the result key.
@@ -103,17 +111,19 @@ class ExperimentPlateauStopper(Stopper):
             raise ConfigError(f"ExperimentPlateauStopper(mode={mode!r}): 'min' or 'max' is needed.")
         self._metric, self._std, self._top, self._patience = metric, std, top, patience
         self._sign = 1.0 if mode == "min" else -1.0
-        self._best: list[float] = []
+        #: The best values, each with its trial.
+        self._best: list[tuple[float, str]] = []
         self._lasted = 0
         self._enough = False
 
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether the experiment should stop, and this trial with it."""
         value = read_metric(result, self._metric)
         if not math.isnan(value):  # ignore diverged trials
-            bisect.insort(self._best, self._sign * value)
+            bisect.insort(self._best, (self._sign * value, trial_id))
             del self._best[self._top :]
-        plateau = len(self._best) == self._top and deviation(self._best) <= self._std
+        best = [value for value, _ in self._best]
+        plateau = len(best) == self._top and deviation(best) <= self._std
         self._lasted = self._lasted + 1 if plateau else 0
         self._enough = self._enough or (plateau and self._lasted >= self._patience)
         return self._enough
@@ -122,13 +132,19 @@ class ExperimentPlateauStopper(Stopper):
         """Return whether the plateau has lasted long enough."""
         return self._enough
 
+    def on_trial_restart(self, trial_id: str) -> None:
+        """Forget the trial's values, and the plateau that they were part of."""
+        others = [one for one in self._best if one[1] != trial_id]
+        if len(others) < len(self._best):
+            self._best, self._lasted, self._enough = others, 0, False
+
     def get_state(self) -> dict[str, Any]:
         """Return the best values, and for how many results they have been nearly equal."""
         return {"best": list(self._best), "lasted": self._lasted, "enough": self._enough}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
-        self._best = list(state["best"])
+        self._best = [(value, trial) for value, trial in state["best"]]
         self._lasted, self._enough = state["lasted"], state["enough"]
 
 

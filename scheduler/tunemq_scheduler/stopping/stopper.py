@@ -35,7 +35,8 @@ class Stopper(Stateful, ABC):
 
     **Order.** The loop asks a stopper about a trial's results in the journal's order. It calls
     `stop_all` in each turn, after the results of that turn: at least once a second while there are
-    trials.
+    trials. A failed trial that `Tuner.restore` starts from scratch has new results under its old
+    ID; `on_trial_restart` comes before them.
 
     **Horizon.** As for trial schedulers: a stopper that declares a horizon must be asked only about
     results that reach it. It may be asked about others, too.
@@ -66,7 +67,13 @@ class Stopper(Stateful, ABC):
 
     @abstractmethod
     def stop_all(self) -> bool:
-        """Return whether the whole experiment should stop; once True, always True."""
+        """Return whether the whole experiment should stop; once True, always True.
+
+        It may become False again in `on_trial_restart`.
+        """
+
+    def on_trial_restart(self, trial_id: str) -> None:
+        """Called when a failed trial starts from scratch: forget all results that it reported."""
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
         """Return the results of the trial about which the stopper must be asked.
@@ -132,6 +139,9 @@ class MaximumIterationStopper(ConditionStopper):
 
 class FunctionStopper(Stopper):
     """Stop a trial when a function returns a true value.
+
+    A function that remembers results does not learn that a trial restarts: write a `Stopper` for
+    that.
 
     Args:
         function: called as ``function(trial_id, result)``.
@@ -204,6 +214,11 @@ class CombinedStopper(Stopper):
         """Return whether one of the stoppers stops the experiment."""
         answers = [stopper.stop_all() for stopper in self._stoppers]
         return any(answers)
+
+    def on_trial_restart(self, trial_id: str) -> None:
+        """Tell all stoppers."""
+        for stopper in self._stoppers:
+            stopper.on_trial_restart(trial_id)
 
     def horizon(self, trial_id: str) -> Horizon | None:
         """Return all conditions of all stoppers; None if one of them has no horizon."""

@@ -54,6 +54,11 @@ def resumed(
         _revive(runner, trial_id, event, answers)
 
 
+def begins_anew(event: m.ExperimentResumed, trial: str) -> bool:
+    """Return whether a trial that runs again starts from scratch: its results are void."""
+    return event.errored == RESTART and trial not in event.also
+
+
 def _end_those_due(runner: TrialActions, event: m.ExperimentResumed) -> None:
     """End the trials that had their last result, except those that may now run further."""
     for trial in list(runner.live.values()):
@@ -103,7 +108,7 @@ def _revive(
     trial.fruitless, trial.not_before = 0, 0.0
     runner.queue.follow(trial)
     runner.book.review_newest(trial)
-    is_anew = event.errored == RESTART and trial_id not in event.also
+    is_anew = begins_anew(event, trial_id)
     if is_anew:
         trial.lineage += 1
         trial.attempt += 1  # an away node may still run the old attempt, and report it

@@ -25,6 +25,7 @@ from tunemq_scheduler.experiment.open_experiment import (
 )
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
+from tunemq_scheduler.stopping.stopper import NoopStopper
 from tunemq_shared.base.errors import SearchFailed
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition
@@ -142,6 +143,46 @@ def test_restart_of_a_trial_from_scratch_counts_from_one_in_a_new_lineage() -> N
     assert comparable(replay(loop.runner.settings, loop.journal.journal_records)) == comparable(
         loop.runner
     )
+
+
+class Remembers(RaisesAt):
+    """A trial scheduler that keeps all calls about trials."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def on_trial_add(self, runner, trial):
+        self.calls.append(("add", trial.last_result.get("training_iteration")))
+
+    def on_trial_restart(self, runner, trial):
+        self.calls.append(("restart", trial.trial_id, trial.last_result))
+
+
+class RemembersRestarts(NoopStopper):
+    def __init__(self) -> None:
+        self.restarted: list[str] = []
+
+    def on_trial_restart(self, trial_id):
+        self.restarted.append(trial_id)
+
+
+@pytest.mark.parametrize(
+    ("errored", "calls"),
+    [("resume", [("add", 3)]), ("restart", [("restart", "t_00000", {}), ("add", None)])],
+)
+def test_restart_from_scratch_voids_the_results_for_the_algorithms(errored, calls) -> None:
+    def algorithms() -> AlgorithmDriver:
+        search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
+        return AlgorithmDriver(search=search, scheduler=Remembers(), stopper=RemembersRestarts())
+
+    loop = loop_with_an_error()
+    journal = [*loop.journal.journal_records]
+    journal.append(m.JournalRecord(m.ExperimentResumed(2, 0.0, errored=errored), ()))
+    driver = EventDriver(TrialRunner(loop.runner.settings), algorithms(), PLAN)
+    driver.replay([journal])
+    assert driver.algorithms.scheduler.calls == [("add", None), *calls]
+    assert driver.algorithms.stopper.restarted == ["t_00000"] * (errored == "restart")
 
 
 def test_restart_ends_trials_that_should_not_continue() -> None:

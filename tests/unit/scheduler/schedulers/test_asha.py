@@ -76,9 +76,9 @@ def test_asha_cutoff_equals_numpys_percentile_to_the_last_bit(
     values: list[float], factor: float
 ) -> None:
     rung = Rung(1, 1 / factor)
-    for value in values:
-        rung.record(value)
-    rung.record(None)
+    for number, value in enumerate(values):
+        rung.record(f"t{number}", value)
+    rung.record("diverged", None)
     expected = np.nanpercentile([*values, math.nan], (1 - 1 / factor) * 100)
     assert rung.cutoff() == float(expected)
 
@@ -197,7 +197,7 @@ def test_asha_counts_a_result_past_several_rungs_at_the_highest() -> None:
     scheduler = asha(reduction_factor=2, max_t=16)
     (one,) = added(scheduler, 0)
     report(scheduler, one, 5, 1)
-    counts = [len(values) for _, _, values in scheduler.get_state()["brackets"][0]]
+    counts = [len(values) for _, values in scheduler.get_state()["brackets"][0]]
     assert counts == [0, 0, 1, 0, 0]
     assert scheduler.horizon(one) == (Condition("training_iteration", 8),)
 
@@ -272,6 +272,26 @@ def test_asha_replay_of_the_history_gives_the_same_state() -> None:
     assert scheduler.get_state() == again.get_state()
 
 
+@pytest.mark.parametrize("bug", [100.0, math.nan])
+def test_asha_forgets_what_a_trial_reported_before_it_restarted(bug: float) -> None:
+    scheduler, undisturbed = asha(max_t=16), asha(max_t=16)
+    first, second = added(scheduler, 0, 1)
+    report(scheduler, first, 1, bug)
+    report(scheduler, first, 4, bug)
+    report(scheduler, second, 1, 3)
+    scheduler.on_trial_error(RUNNER, first)
+    (others,) = added(undisturbed, 1)
+    report(undisturbed, others, 1, 3)
+    again = asha(max_t=16)
+    again.set_state(json.loads(json.dumps(scheduler.get_state())))
+
+    for one in (scheduler, again):
+        one.on_trial_restart(RUNNER, trial(0))
+        assert one.get_state()["brackets"] == undisturbed.get_state()["brackets"]
+        (restarted,) = added(one, 0)
+        assert report(one, restarted, 1, 3) == "CONTINUE"
+
+
 def test_asha_debug_text_shows_rungs_with_cutoffs() -> None:
     scheduler = asha(mode="min", max_t=4)
     (one,) = added(scheduler, 0)
@@ -343,4 +363,4 @@ def test_asha_counts_a_resumed_trial_once_at_a_rung():
     assert scheduler.on_trial_result(None, again, {"training_iteration": 6, "loss": 9}) == (
         scheduler.CONTINUE
     )
-    assert [rung[1:] for rung in scheduler.get_state()["brackets"][0]] == [[0, []]] * 4
+    assert [rung[1:] for rung in scheduler.get_state()["brackets"][0]] == [[{}]] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,30 @@ def test_experiment_plateau_stops_when_the_best_values_are_the_same(mode: str) -
     assert not stopper("t", {"loss": sign * 1.0})  # three equal values: the plateau begins
     assert stopper("t", {"loss": sign * 7.0})
     assert stopper.stop_all()
+
+
+def test_trial_plateau_forgets_what_a_trial_reported_before_it_restarted() -> None:
+    stopper = TrialPlateauStopper("loss", num_results=2, grace_period=3)
+    assert not any(stopper(trial, {"loss": 1.0}) for trial in "aabb")
+    CombinedStopper(NoopStopper(), stopper).on_trial_restart("a")
+    stopper.on_trial_restart("c")  # it reported nothing
+    assert stopper("b", {"loss": 1.0})
+    assert [stopper("a", {"loss": 1.0}) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_experiment_plateau_forgets_what_a_trial_reported_before_it_restarted(mode: str) -> None:
+    stopper = ExperimentPlateauStopper("loss", std=0.01, top=3, mode=mode)
+    assert [stopper(trial, {"loss": 0.0}) for trial in "aab"] == [False, False, True]
+    again = ExperimentPlateauStopper("loss", std=0.01, top=3, mode=mode)
+    again.set_state(json.loads(json.dumps(stopper.get_state())))
+    for one in (stopper, again):
+        one.on_trial_restart("c")
+        assert one.stop_all(), "it reported nothing"
+        one.on_trial_restart("a")
+        assert not one.stop_all()
+        assert [one(trial, {"loss": 0.0}) for trial in "ab"] == [False, True]
+    assert stopper.get_state() == again.get_state()
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
