@@ -69,6 +69,24 @@ def test_max_failures_counts_and_error_txt_holds_each_failure():
     assert len(results_of(result)) == 1
 
 
+def test_stop_criterion_that_only_a_repeated_step_meets_ends_no_trial(tmp_path):
+    died = tmp_path / "died"
+
+    def train(config):
+        again = died.exists()
+        for step in range(1, 9):
+            repeated = 0.85 if again and step <= 5 else 0.7
+            tune.report({"acc": 0.8 if step == 8 else repeated})
+            if step == 5 and not again:
+                died.touch()
+                os._exit(1)
+
+    (result,) = fit(train, stop={"acc": 0.8}, max_failures=1)
+
+    assert result.status == "TERMINATED"
+    assert [line["acc"] for line in results_of(result)] == [0.7] * 7 + [0.8]
+
+
 def hangs_with_a_child(config):
     """Hang as a trial does whose DataLoader waits for a worker."""
     import multiprocessing

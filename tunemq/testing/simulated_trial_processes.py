@@ -222,7 +222,7 @@ class SimulatedTrialProcesses:
             "training_iteration": process.step,
             "time_total_s": process.elapsed,
         }
-        done = first_that_holds(self._stop, process.shown) is not None
+        done = self._is_done(process)
         events: list[m.NodeEvent] = [self._result(process, metrics, seconds, done=done)]
         frequency = self._frequency
         if (frequency and process.step % frequency == 0) or (done and self._saves_at_end):
@@ -278,6 +278,13 @@ class SimulatedTrialProcesses:
         """End a trial process after its clean-up."""
         if process.alive:
             self._report(process.node, *self._finished(process))
+
+    def _is_done(self, process: SimulatedTrialProcess) -> bool:
+        """Return whether this step is the trial's last; never for a repeated step."""
+        order = process.order
+        if order.is_complete:
+            return process.step >= order.last_step
+        return process.step > order.last_step and bool(first_that_holds(self._stop, process.shown))
 
     def _has_reached(self, process: SimulatedTrialProcess) -> bool:
         """Return whether a decision is due; never for a repeated step."""

@@ -8,7 +8,7 @@ import msgspec
 
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
-from tunemq_shared.protocol.result_conditions import Condition
+from tunemq_shared.protocol.result_conditions import TRAINING_ITERATION, Condition
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
@@ -72,6 +72,9 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def trial_spec(self, order: StartTrial) -> TrialSpec:
         """Make the specification by which a node starts one trial."""
+        # A complete trial ends at its last step, whatever it reports there this time: the process
+        # checks that at a step that counts as new.
+        its_end = (Condition(TRAINING_ITERATION, order.last_step),)
         return TrialSpec(
             experiment=self.experiment,
             events_key=self.events_key,
@@ -83,11 +86,11 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             resources=order.resources,
             environment=self.environment,
             store=self.store_address,
-            stop=self.stop,
+            stop=its_end if order.is_complete else self.stop,
             required_metrics=self.required_metrics,
             finite_metrics=self.finite_metrics,
             restore=order.restore,
-            last_step=order.last_step,
+            last_step=order.last_step - order.is_complete,
             checkpoint_frequency=self.checkpoint_frequency,
             checkpoint_at_end=self.checkpoint_at_end,
             seed=self.seed,

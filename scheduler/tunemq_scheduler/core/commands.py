@@ -30,6 +30,7 @@ class StartTrial(Command, frozen=True):
             limit.
         devices: the trial's share of each of its GPUs, by UUID, or by number if the node did not
             list UUIDs.
+        is_complete: ``last_step`` is the trial's last: it only runs again to save that checkpoint.
     """
 
     trial: str
@@ -43,6 +44,7 @@ class StartTrial(Command, frozen=True):
     restore: tuple[m.CheckpointRef, ...]
     time_spent_s: float = 0.0
     devices: dict[str, float] = {}
+    is_complete: bool = False
 
 
 class ContinueTrial(Command, frozen=True):

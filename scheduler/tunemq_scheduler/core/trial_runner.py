@@ -102,9 +102,6 @@ class TrialRunner(TrialActions):
             self.repeated += 1
             trial.repeated += 1
             trial.repeated_result = event
-            # It has all of its results, and only ran on to save a checkpoint.
-            if trial.is_complete and event.step >= trial.last_step and not event.done:
-                self.stop(trial, trial.end_reason)
             return
         trial.story.append(event)
         failure_events.got_on(self, trial, event)
@@ -196,6 +193,7 @@ class TrialRunner(TrialActions):
                 restore=restore,
                 time_spent_s=trial.time_spent_s,
                 devices=dict(slot.devices),
+                is_complete=trial.is_complete,
             )
         )
 

@@ -178,7 +178,7 @@ class TrialSession:
             check_comparable(plain, self._comparable, step=step)
         event = progress.advance(self.trial, self.attempt, plain, elapsed_s)
         result = measured(event)
-        if not event.done and first_that_holds(self.start.stop, result) is not None:
+        if not (event.done or self._is_repeated) and first_that_holds(self.start.stop, result):
             event = msgspec.structs.replace(event, done=True)
             result[DONE] = True
         if progress.iterations_since_restore == 1:
@@ -333,7 +333,8 @@ class TrialSession:
         """Whether an earlier attempt also reported the last step.
 
         The scheduler drops such a result, so it would never answer a trial that waits there: its
-        times, say, may reach a horizon that those of the first record did not.
+        times, say, may reach a horizon that those of the first record did not. Nor may it end the
+        trial by a stop criterion, which no recorded result would meet.
         """
         return self.progress.iteration <= self.start.last_step
 

@@ -159,6 +159,7 @@ def standing_order(runner: TrialActions, trial_id: str, attempt: int) -> Reattac
         restore=() if trial is None else runner.book.candidates(trial, slot.node),
         time_spent_s=0.0 if trial is None else trial.time_spent_s,
         devices=dict(slot.devices),
+        is_complete=trial is not None and trial.is_complete,
     )
     gives_way = trial_id in runner.giving_way
     is_pausing = trial is not None and bool(trial.pausing)

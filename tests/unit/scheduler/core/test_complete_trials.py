@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.searches.plans import PLAN
 from tests.unit.scheduler.scripted_runner import NODE, TO_THE_END, Story, kinds, result
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
@@ -13,6 +14,7 @@ from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_scheduler.output.terminal.notice_text import format_trial_end
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.result_conditions import Condition
 
 COLD = m.ExperimentResumed(2, 0.0)
 WARM = m.ExperimentResumed(2, 0.0, is_cold=False)
@@ -113,18 +115,19 @@ def test_runner_resuming_warm_leaves_a_complete_trial_to_its_process() -> None:
     check_ended(story, story.finish("a"))
 
 
-@pytest.mark.parametrize("step", [2, 3])
-def test_runner_with_a_complete_trial_retried_for_its_checkpoint_stops_it_there(step) -> None:
+def test_runner_with_a_complete_trial_retried_for_its_checkpoint_runs_it_to_that_step() -> None:
     story = complete(saved=0, max_storage_failures=1)
     story.fail("a")
     story.free("a")
-    story.choose("a")
     # The retry may report another result, which does not meet the stopping criteria.
-    late = result("a", step, attempt=2)
+    start = PLAN.trial_spec(story.choose("a"))
+    assert start.stop == (Condition("training_iteration", 2),)
+    assert start.last_step == 1, "at a repeated step the trial does not check its criteria"
+    late = result("a", 2, attempt=2, done=True)
     assert story.runner.review(late) is ResultReview.REPEATED
-    assert story.tell(late) == [c.StopTrial("a", 2, NODE)]
-    assert story.report("a", step + 1, attempt=2) == []
-    assert kinds(story.free("a", attempt=2)) == ["ReleaseTrial", "NotifyTrialEnd"]
+    assert story.tell(late) == []
+    story.finish("a", attempt=2)
+    assert kinds(story.free("a", attempt=2)) == ["ReleaseTrial"]
     summary = story.runner.summary("a")
     assert summary.status == "TERMINATED"
     assert summary.last_result == result("a", 2, done=True)
@@ -136,9 +139,9 @@ def test_runner_with_a_complete_trial_in_error_resumes_it_up_to_its_end() -> Non
     story.free("a")
     assert story.runner.summary("a").status == "ERROR"
     story.tell(m.ExperimentResumed(2, 0.0, errored="resume", is_cold=False))
-    story.choose("a")
-    assert story.report("a", 3, attempt=2) == [c.StopTrial("a", 2, NODE)]
-    story.free("a", attempt=2)
+    assert story.choose("a").is_complete
+    assert story.report("a", 3, attempt=2, done=True) == []
+    story.finish("a", attempt=2)
     assert story.runner.summary("a").status == "TERMINATED"
 
 

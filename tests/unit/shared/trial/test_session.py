@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -368,6 +369,21 @@ def test_trial_does_not_wait_at_a_step_that_an_earlier_attempt_reported(world, m
         with pytest.raises(EOFError):
             report({"loss": 0.2})
     assert [result.step for result in world.channel.results] == [1, 2, 3]
+
+
+def test_stop_criterion_does_not_end_a_trial_at_a_step_that_an_earlier_attempt_reported(world):
+    """The scheduler drops that result, so the trial would end without one that meets it."""
+    session = world.session(stop=(Condition("acc", 0.8),), last_step=2)
+    with suppress(TrialDoneExit):
+        for acc in (0.5, 0.9, 0.7, 0.8, 0.7):
+            session.report({"acc": acc})
+    assert [result.done for result in world.channel.results] == [False, False, False, True]
+
+
+def test_trial_that_says_done_at_a_repeated_step_ends(world):
+    session = world.session(last_step=2)
+    with pytest.raises(TrialDoneExit):
+        session.report({"done": True})
 
 
 @pytest.mark.timeout(120)
