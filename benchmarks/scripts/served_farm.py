@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.embedded.redis_command import find_redis_server, redis_command
 from tunemq_shared.base.errors import TuneError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
+from tunemq_scheduler.api.farm_answer_types import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_scheduler.farm.monitoring.metrics_snapshot import (

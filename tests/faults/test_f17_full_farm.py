@@ -241,7 +241,7 @@ from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.output.event_stream_registry import EventStreams
 from tunemq_shared.broker import redis_keys
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_shared.base.errors import JournalFull
 
 disk = Path(sys.argv[1])

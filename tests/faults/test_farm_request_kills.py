@@ -15,7 +15,7 @@ from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import CODE, ServedApi
 from tests.support.waiting import eventually
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_shared.base.failpoints import VARIABLE

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
 from tests.support.waiting import eventually
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.storage.last_run import read_record
 from tunemq_shared.protocol import farm_requests as r

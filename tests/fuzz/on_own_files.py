@@ -12,10 +12,10 @@ import msgspec
 
 from tests.fuzz.decoder import Bench, Decoder, of_type, samples_of
 from tests.unit.scheduler.journals import TURNS, begun
-from tunemq_scheduler.api.farm_answers import ExperimentDetail
+from tunemq_scheduler.api.farm_answer_types import ExperimentDetail
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.core import runner_snapshot, runner_state
-from tunemq_scheduler.core.events import resume_events
+from tunemq_scheduler.core.handlers import resume_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.experiment import code_package
 from tunemq_scheduler.farm.common.last_reports import RunDetails
@@ -60,7 +60,7 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             ),
         ),
         of_type(
-            "tunemq_scheduler.core.events.resume_events:_decode_settings",
+            "tunemq_scheduler.core.handlers.resume_events:_decode_settings",
             resume_events._decode_settings,
             RunnerSettings,
         ),

@@ -12,7 +12,7 @@ import msgspec
 
 from tests.fuzz.decoder import Decoder, of_type, samples_of
 from tests.fuzz.samples import Samples
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api import farm_client as client
 from tunemq_scheduler.farm.common import scheduler_lease
 from tunemq_scheduler.farm.ipc import fork_messages

@@ -20,7 +20,7 @@ from tests.integration.farm_support import is_alive
 from tests.support.farms.farm_processes import SCRIPT, Farm, farms, m
 from tests.support.farms.relay_supervisor import RelaySupervisor
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import ExperimentDetail, RequestDone, RequestRejection
+from tunemq_scheduler.api.farm_answer_types import ExperimentDetail, RequestDone, RequestRejection
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentOutcome

@@ -19,7 +19,7 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
 from tunemq.__main__ import main
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_shared.protocol.farm_requests import ScriptCode
 
 __all__ = ["server"]

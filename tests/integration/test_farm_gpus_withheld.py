@@ -14,7 +14,7 @@ from tests.support.fake_gpus import FOLDER, FakeGpus, gpu
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.farm_service import FarmService, Here, Search
 from tests.support.waiting import eventually
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_shared.protocol import farm_requests as r
 
 __all__ = ["uuids"]

@@ -15,9 +15,9 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import CODE, ServedApi, detail, served
 from tests.support.farms.farm_processes import fail_to_save
 from tests.support.waiting import eventually
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api import farm_client as client_module
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.request_signing import open_answer
 from tunemq_scheduler.farm.monitoring.farm_announcement import announcing

@@ -17,7 +17,7 @@ from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.journal.journal_files import FILE_NAME

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support.waiting import eventually
-from tunemq_scheduler.farm.output.output_collector import OutputReader
+from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.output_pieces import OutputChunk, encode

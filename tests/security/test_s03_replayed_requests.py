@@ -16,7 +16,7 @@ from tests.integration.node_fixtures import server
 from tests.support.farms.farm_api_server import CODE, ServedApi, served
 from tests.support.keys import key_folder, of_scheduler, of_submitter
 from tests.support.waiting import eventually
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api import farm_client as client_module
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.request_signing import close_request, open_answer

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.fake_trials import FakeTrial
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.cli import experiment_commands, farm_tables, main
 from tunemq_scheduler.output.loggers import CSVLoggerCallback
 from tunemq_scheduler.output.terminal.harmless import harmless_json, harmless_output, write_output

@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
-from tunemq_scheduler.farm.output.output_collector import OutputReader
+from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.redis.bounded_replies import REPLY_BYTES, STRING_BYTES

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
-from tunemq_scheduler.farm.output.output_collector import OutputReader
+from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.keys import key_folder, of_scheduler, of_worker
 from tests.unit.scheduler.transport.nodes.test_node_registry import REGISTRATION
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.request_signing import close_request
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.farm_api import RequestCaller

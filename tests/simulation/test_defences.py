@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.scenarios import check
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_farm import SimulatedFarm
-from tunemq_scheduler.core.events import node_events
+from tunemq_scheduler.core.handlers import node_events
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import ResultReview, Trial

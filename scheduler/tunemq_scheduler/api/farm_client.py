@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import (
+from tunemq_scheduler.api.farm_answer_types import (
     FarmAnswer,
     FarmDescription,
     FarmReply,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tunemq_scheduler.api.farm_answers import LogPage
+from tunemq_scheduler.api.farm_answer_types import LogPage
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_shared.base.errors import NoScheduler, RedisUnavailable
 from tunemq_shared.protocol.farm_requests import MAX_PAGE_BYTES, ReadLog

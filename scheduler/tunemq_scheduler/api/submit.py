@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.code_folder import code_place, script_name
-from tunemq_scheduler.api.farm_answers import ExperimentSubmitted
+from tunemq_scheduler.api.farm_answer_types import ExperimentSubmitted
 from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.api.script_files import code_place, script_name
 from tunemq_scheduler.storage.folders import experiment_name, safe_name
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.code.blob_store import TIMEOUT_S, BlobStore, open_blobs

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Final
 
 from tunemq_scheduler.base.import_precedence import installed_packages_first
-from tunemq_scheduler.cli.farm_arguments import tell, write_json
+from tunemq_scheduler.cli.shared_arguments import tell, write_json
 from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.storage.folders import farm_results_folder
 from tunemq_shared.base.errors import ConfigError

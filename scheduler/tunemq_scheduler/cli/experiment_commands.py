@@ -9,8 +9,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.api import farm_answers as a
-from tunemq_scheduler.cli.farm_arguments import (
+from tunemq_scheduler.api import farm_answer_types as a
+from tunemq_scheduler.cli.shared_arguments import (
     add_command,
     add_experiment,
     named,

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_scheduler.output.terminal.formatting import (
     GAP,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tunemq_scheduler.api.login_name import login_name
-from tunemq_scheduler.cli.farm_arguments import write_json
+from tunemq_scheduler.cli.shared_arguments import write_json
 from tunemq_scheduler.security.key_folder import (
     SCHEDULER_FILE,
     WORKER,

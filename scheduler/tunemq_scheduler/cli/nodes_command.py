@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.api import farm_answers as a
-from tunemq_scheduler.cli.farm_arguments import add_command, tell, write_json
+from tunemq_scheduler.api import farm_answer_types as a
+from tunemq_scheduler.cli.shared_arguments import add_command, tell, write_json
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.protocol import farm_requests as r

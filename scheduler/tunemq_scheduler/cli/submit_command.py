@@ -7,13 +7,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.api.farm_answers import (
+from tunemq_scheduler.api.farm_answer_types import (
     ExperimentDetail,
     ExperimentState,
     ExperimentSubmitted,
     LogPage,
 )
-from tunemq_scheduler.cli.farm_arguments import EXIT_REJECTED, add_command, tell, write_json
+from tunemq_scheduler.cli.shared_arguments import EXIT_REJECTED, add_command, tell, write_json
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.known_variables import unknown_variables
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ShowExperiment

@@ -12,7 +12,7 @@ Each class of failures belongs to one of five budgets:
 
 Two rules come before these. A line of the trial's output may, by a log policy, forbid a retry, or a
 retry on that node. A trial that ran out of memory on a shared GPU may be retried once with the
-whole GPU. Such failures count towards no budget (`tunemq_scheduler.core.events.failure_events`).
+whole GPU. Such failures count towards no budget (`tunemq_scheduler.core.handlers.failure_events`).
 
 The first retry starts at once; later ones wait for growing pauses until a new result comes
 (`tunemq_scheduler.core.trials.trial.Trial.back_off`).

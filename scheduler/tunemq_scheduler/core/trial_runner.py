@@ -11,7 +11,7 @@ ones are packed, and no code scans either.
 
 Its state is in `tunemq_scheduler.core.runner_state`, the steps in the life of a trial in
 `tunemq_scheduler.core.trial_actions`, and the handling of many events in
-`tunemq_scheduler.core.events`.
+`tunemq_scheduler.core.handlers`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.events import failure_events, node_events, offer_events
-from tunemq_scheduler.core.events.checkpoint_events import about_checkpoint
-from tunemq_scheduler.core.events.resume_events import resumed
+from tunemq_scheduler.core.handlers import failure_events, node_events, offer_events
+from tunemq_scheduler.core.handlers.checkpoint_events import about_checkpoint
+from tunemq_scheduler.core.handlers.resume_events import resumed
 from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.core.resource_demand import ANY_NUMBER, UsageTracker
 from tunemq_scheduler.core.result_lookup import reaches

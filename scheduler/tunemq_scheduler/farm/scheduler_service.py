@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import ExperimentState
+from tunemq_scheduler.api.farm_answer_types import ExperimentState
 from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.results_lock import hold_results

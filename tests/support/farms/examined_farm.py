@@ -28,7 +28,7 @@ from tests.support.keys import key_folder
 from tests.support.stores.object_servers import ObjectServer, running_minio
 from tests.support.stores.store_roles import make_roles
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import NodeList, NodeRow
+from tunemq_scheduler.api.farm_answer_types import NodeList, NodeRow
 from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_shared.broker import redis_keys
 

@@ -35,7 +35,7 @@ from tests.support.searches.chain import executed, expected, open_gate
 from tests.support.searches.killed_searches import JournalTail
 from tests.support.waiting import eventually
 from tests.support.warm_commands import WarmCommands
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.embedded.redis_command import find_redis_server
 from tunemq_shared.base.errors import NoScheduler, RedisUnavailable, TuneError

@@ -30,7 +30,7 @@ from tunemq_shared.system.processes import children_of
 from tunemq_workers.logs import output_files
 from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes.process_tree import ProcessTrees
-from tunemq_workers.trial_process import trial_process
+from tunemq_workers.trial_process import trial_process_main
 from tunemq_workers.trial_process.preload import PreloadFailed, preload
 from tunemq_workers.trial_process.thread_limits import LoadedLibraries
 from tunemq_workers.trial_process.trial_process_setup import TrialEnvironment, changed_variables
@@ -67,7 +67,7 @@ class Forkserver:
         self._deadline: float | None = None
         self._is_terminated = False
 
-    def serve(self) -> trial_process.ForkContext | None:
+    def serve(self) -> trial_process_main.ForkContext | None:
         """Serve until the node is gone and return None; in a forked child, return its context."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _only_wake)
@@ -110,7 +110,7 @@ class Forkserver:
             self._deadline = time.monotonic() + _FAREWELL_S
             self._process_trees.kill_all()
 
-    def _obey_next(self) -> trial_process.ForkContext | None:
+    def _obey_next(self) -> trial_process_main.ForkContext | None:
         """Read and execute one command; in a forked child, return its context."""
         try:
             data, fds, _, _ = socket.recv_fds(
@@ -134,7 +134,7 @@ class Forkserver:
 
     def _fork(
         self, name: str, line: int, spec: int, gate: int | None = None
-    ) -> trial_process.ForkContext | None:
+    ) -> trial_process_main.ForkContext | None:
         """Fork a trial process; return its context in the child."""
         me = os.getpid()
         try:
@@ -152,7 +152,9 @@ class Forkserver:
             signal.set_wakeup_fd(-1)
             for end in (self._control, self._woken, self._waker):
                 end.close()
-            return trial_process.ForkContext(name, me, line, spec, gate, self._trial_environment)
+            return trial_process_main.ForkContext(
+                name, me, line, spec, gate, self._trial_environment
+            )
         for descriptor in (line, spec, gate):
             if descriptor is not None:
                 os.close(descriptor)
@@ -251,7 +253,7 @@ def main() -> None:
     task = server.serve()
     if task is None:
         os._exit(0)
-    trial_process.run(task)
+    trial_process_main.run(task)
 
 
 if __name__ == "__main__":

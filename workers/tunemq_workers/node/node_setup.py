@@ -160,7 +160,9 @@ def run_node(
         limits=limits,
         variables=trial_variables(account, allowed),
         children=children,
-        start_scanner=partial(_start, options, "tunemq_workers.logs.log_scanner", "log_scanner"),
+        start_scanner=partial(
+            _start, options, "tunemq_workers.logs.log_policy_scanner", "log_scanner"
+        ),
         start_consumers=start_consumers,
         consumers=consumers,
         signing=signing,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import ExperimentDetail
+from tunemq_scheduler.api.farm_answer_types import ExperimentDetail
 from tunemq_scheduler.farm.common.small_files import make_folder, replace_file
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import JournalError, JournalFull

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.api.farm_answer_types import RequestRejection
 from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.transport.event_batches import ReadEvent
 from tunemq_shared.base import message_encoding

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import (
+from tunemq_scheduler.api.farm_answer_types import (
     DeviceUseRow,
     ExperimentDetail,
     ExperimentRow,

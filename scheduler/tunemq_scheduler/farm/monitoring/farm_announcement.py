@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import FarmAnnouncement, FarmDescription
+from tunemq_scheduler.api.farm_answer_types import FarmAnnouncement, FarmDescription
 from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.broker import redis_keys
 

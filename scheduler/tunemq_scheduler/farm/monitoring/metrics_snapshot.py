@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import NodeRow, RejectionRow
+from tunemq_scheduler.api.farm_answer_types import NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_shared.health.node_metrics import NodeMetrics

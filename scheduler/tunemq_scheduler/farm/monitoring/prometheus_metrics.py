@@ -16,7 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.allocation.amounts import GPUS
 from tunemq_scheduler.farm.monitoring.metrics_snapshot import BUCKETS_S, FarmSnapshot, NodeSnapshot

@@ -33,7 +33,7 @@ from tunemq_scheduler.farm.ipc.fork_messages import (
     ForkAnswer,
     encode,
 )
-from tunemq_scheduler.farm.process import experiment_process
+from tunemq_scheduler.farm.process import experiment_process_main
 from tunemq_shared.checkpoints.open_store import import_client
 from tunemq_shared.system.process_attributes import (
     die_with_parent,
@@ -254,7 +254,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     line = ExperimentForkserver(control).serve()
-    return 0 if line is None else experiment_process.run(line)
+    return 0 if line is None else experiment_process_main.run(line)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tunemq_scheduler.api.farm_answers import RequestRejection
+from tunemq_scheduler.api.farm_answer_types import RequestRejection
 from tunemq_scheduler.farm.ipc import ipc_messages
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection, ExperimentReply
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.common.small_files import make_folder, rejected, write_beside
 from tunemq_scheduler.farm.service.queue_entry import (
     ENTRY_VERSION,

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api import farm_answers as a
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api import farm_answer_types as a
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.common.unknown_names import unknown_name
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeLater

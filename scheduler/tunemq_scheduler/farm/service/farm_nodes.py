@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
+from tunemq_scheduler.api.farm_answer_types import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllocation
 from tunemq_scheduler.farm.allocation.amounts import minus, plus
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator

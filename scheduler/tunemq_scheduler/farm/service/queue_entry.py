@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ScriptCode, SubmittedCode
 from tunemq_shared.protocol.node_orders import BlobRef
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import FarmAnswer, FarmReply, RequestRejection
+from tunemq_scheduler.api.farm_answer_types import FarmAnswer, FarmReply, RequestRejection
 from tunemq_scheduler.api.request_signing import close_answer
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests

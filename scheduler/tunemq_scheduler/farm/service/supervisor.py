@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import ExperimentState
+from tunemq_scheduler.api.farm_answer_types import ExperimentState
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
@@ -27,7 +27,7 @@ from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentForkservers
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
 from tunemq_scheduler.farm.monitoring.farm_announcement import announcing, described
 from tunemq_scheduler.farm.monitoring.metrics_snapshot import FarmSnapshot, TurnTimes
-from tunemq_scheduler.farm.output.output_collector import OutputReader
+from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import (
+from tunemq_scheduler.api.farm_answer_types import (
     ExperimentList,
     ExperimentState,
     FarmDescription,

@@ -16,7 +16,7 @@ from typing import Final
 import cloudpickle
 import msgspec
 
-from tunemq_scheduler.api.farm_answers import FarmDescription
+from tunemq_scheduler.api.farm_answer_types import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import MAKE_ROOM, judge_disk
 from tunemq_scheduler.security.doctor.node_reports import FarmReport, NodeReport
 from tunemq_scheduler.security.doctor.report_checks import check_node_reports

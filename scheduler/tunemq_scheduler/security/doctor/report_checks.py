@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.api.farm_answers import WAITS, ExperimentRow, NodeList, NodeRow
+from tunemq_scheduler.api.farm_answer_types import WAITS, ExperimentRow, NodeList, NodeRow
 from tunemq_scheduler.security.doctor.node_reports import NodeReport, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.byte_sizes import show_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
-from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.cli.farm_tables import show_detail
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner

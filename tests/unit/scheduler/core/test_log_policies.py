@@ -13,7 +13,7 @@ from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.events.failure_events import LINE_LENGTH
+from tunemq_scheduler.core.handlers.failure_events import LINE_LENGTH
 from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.offer_usage import SlotDemand
 from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule

@@ -338,7 +338,7 @@ def real(
     log = str(tmp_path / "log")
     watch = LogWatch(
         reactor,
-        start=partial(start_child, "tunemq_workers.logs.log_scanner", (), log),
+        start=partial(start_child, "tunemq_workers.logs.log_policy_scanner", (), log),
         children=children,
         emit=lambda _key, event: emitted.append(decode_node_event(event)),
         warn=lambda _key, text: pytest.fail(text),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.searches.plans import PLAN
-from tunemq_scheduler.api.farm_answers import ExperimentDetail
+from tunemq_scheduler.api.farm_answer_types import ExperimentDetail
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter

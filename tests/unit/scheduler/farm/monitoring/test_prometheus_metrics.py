@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.waiting import eventually
-from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RejectionRow
+from tunemq_scheduler.api.farm_answer_types import GpuRow, NodeRow, RejectionRow
 from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
 from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer

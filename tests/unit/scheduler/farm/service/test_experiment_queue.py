@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.farms.farm_api_server import CODE
 from tests.support.synced_files import SyncedFiles
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.ipc.ipc_messages import RETRY_ALL
 from tunemq_scheduler.farm.service import experiment_queue as queue_module
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue

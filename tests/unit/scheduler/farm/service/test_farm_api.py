@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.support.farms.farm_api_server import CODE, FakeExperimentControl, FakeNodeControl
-from tunemq_scheduler.api import farm_answers as a
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api import farm_answer_types as a
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.monitoring.farm_announcement import described
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.farm_api import FarmApi, RequestCaller

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.simulation.shared_farm import node
-from tunemq_scheduler.api.farm_answers import NodeRow
+from tunemq_scheduler.api.farm_answer_types import NodeRow
 from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.farms.farm_api_server import CODE
 from tests.unit.scheduler.farm.ipc.test_supervisor_side import Nodes
-from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
-from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_answer_types import ExperimentDetail, ExperimentRow
+from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_MUST_WAIT
 from tunemq_scheduler.farm.farm_settings import FarmSettings

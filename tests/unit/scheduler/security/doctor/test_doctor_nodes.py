@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from tunemq_scheduler.api.farm_answers import FarmDescription
+from tunemq_scheduler.api.farm_answer_types import FarmDescription
 from tunemq_scheduler.security.doctor.disk_checks import check_folder, judge_disk
 from tunemq_scheduler.security.doctor.node_checks import (
     RequiredVersions,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_scheduler.api.farm_answers import (
+from tunemq_scheduler.api.farm_answer_types import (
     ExperimentRow,
     ExperimentState,
     GpuRow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_scheduler.api.code_folder import code_place, script_name
+from tunemq_scheduler.api.script_files import code_place, script_name
 from tunemq_shared.base.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.commands import DropNode, NotifyTrialRevived
-from tunemq_scheduler.core.events import node_events
+from tunemq_scheduler.core.handlers import node_events
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, TrialCheckpoint

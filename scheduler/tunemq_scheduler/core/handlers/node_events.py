@@ -19,7 +19,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tunemq_scheduler.core.commands import DropNode, ReattachTrial, StartTrial
-from tunemq_scheduler.core.events import failure_events, offer_events
+from tunemq_scheduler.core.handlers import failure_events, offer_events
 from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S, AwayNode, TrialActivity
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial

@@ -1,6 +1,6 @@
 """The log scanner: a process that searches trial output for log policies, started on demand.
 
-    python -P -m tunemq_workers.logs.log_scanner --fd FD --node-pid PID [--trial-user USER]
+    python -P -m tunemq_workers.logs.log_policy_scanner --fd FD --node-pid PID [--trial-user USER]
 
 It is a separate process for two reasons. A trial process does not see its children's output and
 cannot search anything after its death, when it matters most. In a thread of the node a pattern
@@ -194,7 +194,7 @@ def _is_cuda_memory(output: messages.AttemptOutput) -> bool:
 
 def main() -> None:
     """Carry out the node's orders until it closes the socket named on the command line."""
-    _serve(begin("tunemq_workers.logs.log_scanner", "tunemq-logs"))
+    _serve(begin("tunemq_workers.logs.log_policy_scanner", "tunemq-logs"))
 
 
 def _serve(node: socket.socket) -> None:

@@ -22,7 +22,7 @@ from tunemq_workers.logs.log_messages import (
     OutputFinished,
     PatternDropped,
 )
-from tunemq_workers.logs.log_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
+from tunemq_workers.logs.log_policy_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
 from tunemq_workers.logs.log_tail import LINE_BYTES, LOOK_BYTES, LogFile, end_of
 
 #: Takes a time that doubles with each x where no y follows.
