@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores.object_servers import ServedFolder, serving
-from tunemq_scheduler.cli.store_command import BUCKET, INCOMPLETE
+from tunemq_scheduler.cli.store_serve_command import BUCKET, INCOMPLETE
 from tunemq_shared.base.retrying import CancelToken, TransferTimedOut, in_parallel, retried
 from tunemq_shared.objects import remote_object_store
 from tunemq_shared.objects.multipart import PART

@@ -17,7 +17,7 @@ from tunemq_scheduler.output.result_file_reader import ends_with, read_rows, res
 from tunemq_scheduler.results import result
 from tunemq_scheduler.results.csv_cells import columns_of
 from tunemq_scheduler.search.space_file import read_space_file
-from tunemq_scheduler.settings import restored_checkpoint
+from tunemq_scheduler.settings import import_checkpoint
 from tunemq_shared.base.errors import (
     BlobCorrupt,
     CheckpointCorrupt,
@@ -76,7 +76,7 @@ def of_results(bench: Bench) -> list[Decoder]:
         ),
         Decoder(
             "state beside a checkpoint",
-            lambda data: restored_checkpoint._state_in(
+            lambda data: import_checkpoint._state_in(
                 str(bench.written(f"cp/{manifest.MANIFEST}", data).with_name(manifest.FILES))
             ),
             (CheckpointCorrupt,),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
-from tunemq_scheduler.farm.service.orphaned_searches import LostSearch, is_running
+from tunemq_scheduler.farm.service.take_over import LostSearch, is_running
 from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration

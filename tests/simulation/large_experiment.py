@@ -16,8 +16,8 @@ from tests.simulation.simulated_problem import Problem, noise
 from tests.support.farms.farm_api_server import CODE
 from tests.support.searches.plans import PLAN
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
-from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop

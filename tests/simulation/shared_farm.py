@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from tests.simulation.allocator_books import check_books
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol.messages import Gpu, NodeJoined, NodeOffered

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.simulation.hard_farm import HardFarm
 from tests.simulation.shared_farm import SharingExperiment
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
-from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace

@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.shared_farm import node
 from tests.support.waiting import without_collections
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 
 ONE = {"cpu": 1.0, "gpu": 1.0}

@@ -15,7 +15,7 @@ from tunemq_scheduler.cli import (
     keys_command,
     nodes_command,
     run_command,
-    store_command,
+    store_serve_command,
     submit_command,
 )
 from tunemq_scheduler.cli import scheduler_command as scheduler
@@ -65,7 +65,7 @@ def main(
     doctor_command.add_parser(groups)
     checkpoints_command.add_parser(groups)
     journal_command.add_parser(groups)
-    store_command.add_parser(groups)
+    store_serve_command.add_parser(groups)
     given, behind = run_command.divided(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser.parse_known_args(given)
     if unknown and "command_line" not in options:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from tunemq_scheduler.core.nodes.failing_nodes import LAST_NODE_PAUSE_S
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 
 #: The number of trials that a search without a limit would run at once.

@@ -23,11 +23,11 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.handlers import failure_events, node_events, offer_events
 from tunemq_scheduler.core.handlers.checkpoint_events import about_checkpoint
 from tunemq_scheduler.core.handlers.resume_events import resumed
-from tunemq_scheduler.core.offer_usage import OfferUsage
 from tunemq_scheduler.core.resource_demand import ANY_NUMBER, UsageTracker
 from tunemq_scheduler.core.result_lookup import reaches
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import restore
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_scheduler.core.trials.trial import (

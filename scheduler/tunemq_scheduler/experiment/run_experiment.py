@@ -39,7 +39,7 @@ from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_headers import JournalHeader
 from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
-from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
+from tunemq_scheduler.settings.import_checkpoint import import_checkpoint
 from tunemq_scheduler.settings.storage_settings import StorageLocation, make_storage, storage_of
 from tunemq_scheduler.storage.folders import experiment_name
 from tunemq_scheduler.storage.last_run import RunRecord, read_record, write_record

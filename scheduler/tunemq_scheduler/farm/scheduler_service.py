@@ -100,8 +100,8 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
             keep_term,
             read_term,
         )
-        from tunemq_scheduler.farm.service.orphaned_searches import find_lost_searches
         from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
+        from tunemq_scheduler.farm.service.take_over import find_lost_searches
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 

@@ -28,7 +28,7 @@ import pytest
 import urllib3
 
 from tests.support.waiting import descendants, eventually, free_port, need
-from tunemq_scheduler.cli.store_command import INCOMPLETE
+from tunemq_scheduler.cli.store_serve_command import INCOMPLETE
 from tunemq_shared.objects.s3_address import parse_address
 
 if TYPE_CHECKING:  # loaded by the tests that use it, not by every run

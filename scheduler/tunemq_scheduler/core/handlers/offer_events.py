@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from tunemq_scheduler.core.commands import PauseTrial, StopTrial
 from tunemq_scheduler.core.nodes.slots import Slot
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.resource_request import TOLERANCE
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.trial import RUNNING, Trial
 from tunemq_shared.protocol.messages import NodeOffered, NodeReturned

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.placement_reasons import why_never, why_not_now
 from tunemq_scheduler.core.placement.resource_request import (
@@ -17,6 +16,7 @@ from tunemq_scheduler.core.placement.resource_request import (
     choose,
     needs_of,
 )
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.messages import Gpu, NodeJoined
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.resource_request import (
     TOLERANCE,
     WITHHELD,
@@ -13,6 +12,7 @@ from tunemq_scheduler.core.placement.resource_request import (
     ResourceRequest,
     choose,
 )
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_shared.protocol.messages import Gpu
 from tunemq_shared.trainable.resource_names import GPU
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.amounts import (
     ALONE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import SlotRequest, total
 from tunemq_scheduler.farm.allocation.ledger import NodeLedger
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember, ShareMembers

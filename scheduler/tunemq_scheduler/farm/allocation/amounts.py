@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from tunemq_scheduler.core.offer_usage import WHOLE_NODE, ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import WHOLE_NODE, ResourceAmounts
 from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 
 CPU: Final = "cpu"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts
 from tunemq_scheduler.farm.allocation.allocation_reasons import AllocationExplainer
 from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.granting import SlotGranting

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.resource_request import WITHHELD, choose, needs_of
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import (
     NOTHING,
     SlotRequest,

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.amounts import (
     ALONE,
     GPUS,

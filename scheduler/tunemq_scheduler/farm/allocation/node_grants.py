@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import (
     NOTHING,
     SlotRequest,

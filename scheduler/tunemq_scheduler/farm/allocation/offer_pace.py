@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 
 #: An experiment that starts a trial in a slot within this time gets all that it wants.
 _QUICK_S: Final = 2.0

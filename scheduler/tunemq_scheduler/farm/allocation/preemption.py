@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from typing import Final
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.allocation_state import (
     PRIORITY,
     SHARE,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
 from tunemq_scheduler.farm.allocation.amounts import SlotRequest, amounts_of, minus, plus
 from tunemq_scheduler.farm.allocation.ledger import LedgerNode

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
-from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
 from tunemq_shared.system.stopped_process import StoppedProcessDetector

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from tunemq_scheduler.api.farm_answer_types import RequestRejection
-from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.transport.event_batches import ReadEvent
 from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.allowed_stores import StorePermissions

@@ -18,9 +18,9 @@ from tunemq_scheduler.api.farm_answer_types import (
     RequestRejection,
     TrialRow,
 )
-from tunemq_scheduler.core.offer_usage import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.core.resource_demand import ANY_NUMBER
 from tunemq_scheduler.core.runner_state import ELSEWHERE_S
+from tunemq_scheduler.core.shared_amounts import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.core.trials.trial import (
     ERROR,
     FAILURES_ON_A_NODE,

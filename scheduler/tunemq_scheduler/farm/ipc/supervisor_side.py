@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.api.farm_answer_types import ExperimentDetail, RequestDone, RequestRejection
-from tunemq_scheduler.core.offer_usage import OfferUsage
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.farm.common.scheduler_exit_codes import (
     EXIT_AGAIN,
     EXIT_FAILED,

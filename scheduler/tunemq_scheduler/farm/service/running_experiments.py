@@ -14,7 +14,7 @@ import msgspec
 
 from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
-from tunemq_scheduler.core.offer_usage import WHOLE_NODE
+from tunemq_scheduler.core.shared_amounts import WHOLE_NODE
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.last_reports import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass

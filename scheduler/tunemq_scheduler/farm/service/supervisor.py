@@ -33,10 +33,10 @@ from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.farm_api import FarmApi
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
-from tunemq_scheduler.farm.service.orphaned_searches import LostSearch, is_running
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.request_server import RequestServer
 from tunemq_scheduler.farm.service.running_experiments import RunningExperiments
+from tunemq_scheduler.farm.service.take_over import LostSearch, is_running
 from tunemq_scheduler.storage.folders import OWN_FOLDER
 from tunemq_scheduler.transport.node_transport import NodeTransport
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning

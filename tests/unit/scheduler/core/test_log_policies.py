@@ -15,9 +15,9 @@ from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.handlers.failure_events import LINE_LENGTH
 from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
-from tunemq_scheduler.core.offer_usage import SlotDemand
 from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
 from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.shared_amounts import SlotDemand
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import PENDING
 from tunemq_shared.protocol import messages as m

@@ -9,8 +9,8 @@ from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_auditor import JournalAuditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.offer_usage import ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts, SlotDemand
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_shared.protocol import messages as m
 

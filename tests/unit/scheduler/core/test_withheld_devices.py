@@ -7,8 +7,8 @@ import pytest
 from tests.unit.scheduler.core.test_offers import GPUS, SharedNode
 from tests.unit.scheduler.scripted_runner import Story
 from tunemq.testing.comparable_state import comparable
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_shared.protocol import messages as m
 
 XID = "XID 79: the GPU has fallen off the bus"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.offer_usage import ResourceAmounts
 from tunemq_scheduler.core.placement.placement import Placement, could_hold, holds_when_empty
 from tunemq_scheduler.core.placement.resource_request import is_model
+from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.messages import Gpu, NodeJoined
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.core.offer_usage import OfferUsage, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, SlotDemand
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareAccount, share_out
 
 ONE = {"cpu": 1.0, "gpu": 1.0}

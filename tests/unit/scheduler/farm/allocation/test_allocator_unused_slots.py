@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.shared_farm import node
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
 

@@ -6,7 +6,7 @@ import itertools
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tests.unit.scheduler.farm.allocation.test_fair_share_allocator import ONE, an_allocator, wants
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 
 BAD = {"n-0": "XID 79"}
 WORDS = "GPU n-0 of node n is set aside: XID 79"

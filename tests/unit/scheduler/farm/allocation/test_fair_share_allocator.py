@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.allocator_books import check_books
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
 from tunemq_shared.protocol.messages import NodeOffered

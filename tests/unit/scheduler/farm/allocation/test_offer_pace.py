@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 
 _CPU = {"cpu": 1.0}

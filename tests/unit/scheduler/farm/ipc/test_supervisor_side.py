@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.api.farm_answer_types import RequestRejection
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_FAILED
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc import supervisor_side as link_module

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.api.farm_answer_types import NodeRow
-from tunemq_scheduler.core.offer_usage import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.service.farm_nodes import FarmNodes
 from tunemq_shared.health.node_metrics import GpuMetrics, NodeMetrics

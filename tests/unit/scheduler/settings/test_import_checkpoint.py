@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.searches.checkpoints import KEY, contents, put
-from tunemq_scheduler.settings.restored_checkpoint import KEY as RESTORED
-from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
+from tunemq_scheduler.settings.import_checkpoint import KEY as RESTORED
+from tunemq_scheduler.settings.import_checkpoint import import_checkpoint
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
