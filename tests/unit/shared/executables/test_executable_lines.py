@@ -141,6 +141,34 @@ def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path):
     assert [one["loss"] for one in found] == [3, 2, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ([1, 2, 3, 4], [3, 4]),  # the whole file anew: the results before the checkpoint are known
+        ([3, 4], [3, 4]),  # only the new ones
+        ([1, 5, 6], [1, 5, 6]),  # the first of which is as before
+        ([1], [1]),
+        ([1, 2], []),
+    ],
+)
+def test_file_of_a_continued_trial_may_begin_with_the_lines_of_the_one_before(
+    tmp_path, written, found
+):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"loss": {n}}}\n' for n in (1, 2, 30)))
+    file = FollowedFile(str(path), 2)
+    lines = [f'{{"loss": {n}}}\n' for n in written]
+    read = []
+    for number in range(1, len(lines) + 1):
+        path.write_text("".join(lines[:number]))
+        read += file.new_objects()
+        path.write_text(lines[0])  # caught while it is written
+        read += file.new_objects()
+    path.write_text("".join(lines))
+    read += file.new_objects(is_last=True)
+    assert [one["loss"] for one in read] == found
+
+
 @pytest.mark.parametrize("line", ["loss=1", "[1]"])
 def test_line_that_is_no_object_is_reported_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
