@@ -9,7 +9,10 @@ import pytest
 
 import tunemq as tune
 from tunemq.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq.search import ConcurrencyLimiter
 from tunemq.search.basic_variant import BasicVariantGenerator
+from tunemq.search.optuna import OptunaSearch
+from tunemq.stopper import CombinedStopper
 from tunemq_scheduler.stopping.plateau import ExperimentPlateauStopper
 from tunemq_shared.base.errors import ConfigError
 
@@ -68,12 +71,22 @@ def test_scheduler_of_the_same_process_restores_a_search_as_a_new_one_does(tmp_p
     assert "2: 6 trials" in shared.debug_string()
 
 
-def test_stopper_and_search_algorithm_of_an_earlier_search_begin_anew(tmp_path):
+@pytest.mark.parametrize("algorithm", [BasicVariantGenerator, OptunaSearch])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_stopper_and_search_algorithm_of_an_earlier_search_begin_anew(
+    tmp_path, algorithm, is_wrapped
+):
     stopper = ExperimentPlateauStopper("score", std=0.5, top=2, mode="max")
-    algorithm = BasicVariantGenerator()
-    first, second = (
-        tuner_of(tmp_path, 1, stop=[stopper], search_alg=algorithm).fit() for _ in range(2)
-    )
+    searcher = algorithm()
+
+    def fit():
+        if is_wrapped:  # in new wrappers each time
+            stop, search_alg = CombinedStopper(stopper), ConcurrencyLimiter(searcher, 1)
+        else:
+            stop, search_alg = [stopper], searcher
+        return tuner_of(tmp_path, 1, stop=stop, search_alg=search_alg).fit()
+
+    first, second = fit(), fit()
     assert steps_of(first) == steps_of(second)
     assert [one.config for one in first] == [one.config for one in second]
 

@@ -129,7 +129,7 @@ def loses_the_node():
 
 def sends_a_huge_text():
     _, trial, attempt = line()
-    sends(("F", ["failed", trial, attempt, "user", "x" * 2**22, "", time.time()]))
+    sends(("F", ["failed", trial, attempt, "user", "x" * 3 * 2**19, "", time.time()]))
 
 
 def keeps_what_is_not_its_own():

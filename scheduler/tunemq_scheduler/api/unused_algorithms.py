@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.search.concurrency import ConcurrencyLimiter
 from tunemq_scheduler.search.searcher import Searcher
-from tunemq_scheduler.stopping.stopper import Stopper
+from tunemq_scheduler.stopping.stopper import CombinedStopper, Stopper
 from tunemq_shared.base.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -36,21 +38,36 @@ def unused(given: _T) -> _T:
         return given if is_same else found  # type: ignore[return-value]
     if not isinstance(given, Searcher | TrialScheduler | Stopper):
         return given
-    if id(given) not in _BEFORE:
-        _BEFORE[id(given)] = _copied(given)
-        weakref.finalize(given, _BEFORE.pop, id(given)).atexit = False
+    parts = list(_parts(given))
+    used = [one for one in parts if id(one) in _BEFORE]
+    if not used:
+        for one in parts:
+            _BEFORE[id(one)] = _copied(one)
+            weakref.finalize(one, _BEFORE.pop, id(one)).atexit = False
         return given
-    before: _T | None = _copied(_BEFORE[id(given)])
-    if before is None:
+    memo = {id(one): _copied(_BEFORE[id(one)]) for one in used}
+    again: _T | None = memo.get(id(given)) or _copied(given, memo)
+    if again is None or None in memo.values():
         raise ConfigError(
-            f"this {type(given).__name__} has the state of an earlier search and cannot be copied; "
-            "make another one for each search."
+            f"this {type(used[0]).__name__} has the state of an earlier search and cannot be "
+            "copied; make another one for each search."
         )
-    return before
+    return again
 
 
-def _copied(algorithm: _T) -> _T | None:
+def _parts(algorithm: Any) -> Iterator[Any]:
+    """Yield an algorithm and those that it wraps."""
+    yield algorithm
+    if isinstance(algorithm, ConcurrencyLimiter):
+        yield from _parts(algorithm.searcher)
+    elif isinstance(algorithm, CombinedStopper):
+        for one in algorithm.stoppers:
+            yield from _parts(one)
+
+
+def _copied(algorithm: _T, memo: dict[int, Any] | None = None) -> _T | None:
+    """Return a copy; with ``memo``, its parts with these ids are replaced by others."""
     try:
-        return copy.deepcopy(algorithm)
+        return copy.deepcopy(algorithm, memo)
     except Exception:  # noqa: BLE001  the user's objects in it may raise anything
         return None

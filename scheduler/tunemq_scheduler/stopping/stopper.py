@@ -203,27 +203,27 @@ class CombinedStopper(Stopper):
         for stopper in stoppers:
             if not isinstance(stopper, Stopper):
                 raise ConfigError(f"CombinedStopper({stopper!r}): a Stopper is needed.")
-        self._stoppers = stoppers
+        self.stoppers = stoppers
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether one of the stoppers stops the trial."""
-        answers = [stopper(trial_id, result) for stopper in self._stoppers]
+        answers = [stopper(trial_id, result) for stopper in self.stoppers]
         return any(answers)
 
     def stop_all(self) -> bool:
         """Return whether one of the stoppers stops the experiment."""
-        answers = [stopper.stop_all() for stopper in self._stoppers]
+        answers = [stopper.stop_all() for stopper in self.stoppers]
         return any(answers)
 
     def on_trial_restart(self, trial_id: str) -> None:
         """Tell all stoppers."""
-        for stopper in self._stoppers:
+        for stopper in self.stoppers:
             stopper.on_trial_restart(trial_id)
 
     def horizon(self, trial_id: str) -> Horizon | None:
         """Return all conditions of all stoppers; None if one of them has no horizon."""
         conditions: list[Condition] = []
-        for stopper in self._stoppers:
+        for stopper in self.stoppers:
             horizon = stopper.horizon(trial_id)
             if horizon is None:
                 return None
@@ -232,7 +232,7 @@ class CombinedStopper(Stopper):
 
     def get_state(self) -> dict[str, Any] | None:
         """Return the states of all stoppers; None if one of them offers none."""
-        states = [state_of(stopper) for stopper in self._stoppers]
+        states = [state_of(stopper) for stopper in self.stoppers]
         return None if None in states else {"stoppers": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -241,12 +241,12 @@ class CombinedStopper(Stopper):
         Raises:
             ConfigError: the number of stoppers differs.
         """
-        if len(state["stoppers"]) != len(self._stoppers):
+        if len(state["stoppers"]) != len(self.stoppers):
             raise ConfigError(
-                f"there are {len(self._stoppers)} stoppers now and there were "
+                f"there are {len(self.stoppers)} stoppers now and there were "
                 f"{len(state['stoppers'])}; resume with the same."
             )
-        for stopper, its_state in zip(self._stoppers, state["stoppers"], strict=True):
+        for stopper, its_state in zip(self.stoppers, state["stoppers"], strict=True):
             stopper.set_state(its_state)
 
 

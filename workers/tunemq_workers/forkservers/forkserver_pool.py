@@ -245,7 +245,7 @@ class ForkserverPool:
         self._leaving.discard(server)
         self._children.discard(server.pid)
         if not has_ended:
-            self._orphans.sweep(do_nothing)
+            self._orphans.sweep(server.has_ended)
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
         # Handling a report may close this forkserver.

@@ -41,12 +41,12 @@ class OrphanReaper:
 
     def __init__(self, reactor: Reactor, own: Collection[int]) -> None:
         self._reactor, self._own = reactor, own
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], object]] = []
         self._quiet_looks = 0
         self._pause_s = _PAUSES_S[0]
         self._immune: set[int] = set()
 
-    def sweep(self, when_gone: Callable[[], None]) -> None:
+    def sweep(self, when_gone: Callable[[], object]) -> None:
         """Kill every orphan; call ``when_gone`` when none is left, never before this returns."""
         if not self._waiting:
             self._reactor.after(0.0, self._look)

@@ -76,8 +76,8 @@ class OptunaSearch(Searcher):
         evaluated_rewards: Sequence[float] | None = None,
     ) -> None:
         super().__init__(metric, mode)
-        self._optuna = _import_optuna()
-        if sampler is not None and not isinstance(sampler, self._optuna.samplers.BaseSampler):
+        samplers = _import_optuna().samplers
+        if sampler is not None and not isinstance(sampler, samplers.BaseSampler):
             raise ConfigError(
                 f"OptunaSearch(sampler={sampler!r}): one of optuna.samplers is needed."
             )
@@ -99,6 +99,10 @@ class OptunaSearch(Searcher):
         self._is_stopped = False
         self._calls = 0
         self._numbers: dict[str, int] = {}
+
+    @property
+    def _optuna(self) -> ModuleType:
+        return _import_optuna()  # a module in an attribute could not be copied
 
     def _read_own_space(self, space: Any) -> None:
         if space is None or callable(space):
