@@ -15,7 +15,7 @@ from tests.unit.scheduler.journals import TURNS, begun
 from tunemq_scheduler.api.farm_answer_types import ExperimentDetail
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.core import runner_snapshot, runner_state
-from tunemq_scheduler.core.handlers import resume_events
+from tunemq_scheduler.core.handlers import experiment_resumed
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.experiment import code_package
 from tunemq_scheduler.farm.common.last_reports import RunDetails
@@ -60,8 +60,8 @@ def of_scheduler(bench: Bench) -> list[Decoder]:
             ),
         ),
         of_type(
-            "tunemq_scheduler.core.handlers.resume_events:_decode_settings",
-            resume_events._decode_settings,
+            "tunemq_scheduler.core.handlers.experiment_resumed:_decode_settings",
+            experiment_resumed._decode_settings,
             RunnerSettings,
         ),
         of_type(

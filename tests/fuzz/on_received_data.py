@@ -30,7 +30,7 @@ from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import MessageSigner
 from tunemq_workers.broker import event_validation, redis_client
 from tunemq_workers.checkpoints import checkpoint_messages
-from tunemq_workers.logs import log_messages
+from tunemq_workers.logs import scanner_messages
 from tunemq_workers.processes import forkserver_messages
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime import transfer_messages as transfers
@@ -220,14 +220,14 @@ def of_processes() -> list[Decoder]:
             assignment_filter._OrderPrefix,
         ),
         of_type(
-            "tunemq_workers.logs.log_messages:decode_order",
-            log_messages.decode_order,
-            log_messages.LogOrder,
+            "tunemq_workers.logs.scanner_messages:decode_order",
+            scanner_messages.decode_order,
+            scanner_messages.LogOrder,
         ),
         of_type(
-            "tunemq_workers.logs.log_messages:decode_answer",
-            log_messages.decode_answer,
-            log_messages.LogAnswer,
+            "tunemq_workers.logs.scanner_messages:decode_answer",
+            scanner_messages.decode_answer,
+            scanner_messages.LogAnswer,
         ),
         of_type(
             "tunemq_workers.runtime.transfer_messages:decode_order",

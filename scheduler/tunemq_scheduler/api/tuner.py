@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
 
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
-from tunemq_scheduler.api.unused_algorithms import unused
+from tunemq_scheduler.api.reused_algorithms import unused
 from tunemq_scheduler.base.import_precedence import installed_packages_first
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions
 from tunemq_scheduler.experiment.restore import (

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.handlers import failure_events, node_events, offer_events
 from tunemq_scheduler.core.handlers.checkpoint_events import about_checkpoint
-from tunemq_scheduler.core.handlers.resume_events import resumed
+from tunemq_scheduler.core.handlers.experiment_resumed import resumed
 from tunemq_scheduler.core.resource_demand import ANY_NUMBER, UsageTracker
 from tunemq_scheduler.core.result_lookup import reaches
 from tunemq_scheduler.core.runner_settings import RunnerSettings

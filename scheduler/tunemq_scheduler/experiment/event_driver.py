@@ -15,7 +15,7 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.handlers.resume_events import begins_anew
+from tunemq_scheduler.core.handlers.experiment_resumed import begins_anew
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import PENDING, ResultReview, TrialSummary
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver

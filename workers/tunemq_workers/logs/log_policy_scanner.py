@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Final
 
 from tunemq_shared.trial.memory_errors import says_cuda_memory
-from tunemq_workers.logs import log_messages as messages
+from tunemq_workers.logs import scanner_messages as messages
 from tunemq_workers.logs.log_tail import LogFile, end_of
 from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.processes.child_entry import begin, receive

@@ -21,7 +21,7 @@ import msgspec
 from tunemq_shared.protocol import messages
 from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
-from tunemq_workers.logs import log_messages
+from tunemq_workers.logs import scanner_messages
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.child_supervisor import ChildSupervisor
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
@@ -56,7 +56,7 @@ class _WatchedAttempt(msgspec.Struct, eq=False):
     id: int
     events_key: str
     key: AttemptId
-    output: log_messages.AttemptOutput
+    output: scanner_messages.AttemptOutput
     has_gpu: bool
     told: set[str] = set()
     #: The event of its failure and all later ones, while the output is being searched.
@@ -145,7 +145,7 @@ class LogWatch:
         has_gpu = bool(start.devices) or any(start.resources.get(one) for one in (GPU, GPU_MEMORY))
         if not (start.log_patterns or has_gpu):
             return
-        output = log_messages.AttemptOutput(start.folder, started.printed, start.log_patterns)
+        output = scanner_messages.AttemptOutput(start.folder, started.printed, start.log_patterns)
         followed = _WatchedAttempt(next(self._ids), events_key, key, output, has_gpu)
         self._followed[followed.id] = self._by_key[events_key, key] = followed
         if output.patterns:
@@ -204,7 +204,7 @@ class LogWatch:
     def _forget(self, followed: _WatchedAttempt) -> None:
         del self._followed[followed.id], self._by_key[followed.events_key, followed.key]
         if self._child.is_up:
-            self._child.send(log_messages.encode(log_messages.ForgetOutput(followed.id)))
+            self._child.send(scanner_messages.encode(scanner_messages.ForgetOutput(followed.id)))
         if not self._followed:
             cancel(self._idle)
             self._idle = self._reactor.after(_IDLE_S, self._rest)
@@ -221,11 +221,13 @@ class LogWatch:
         if not self._child.is_up:
             self._child.start_if_none()
         elif followed.held:
-            finish = log_messages.FinishOutput(followed.id, followed.output, followed.asks_memory)
-            self._child.send(log_messages.encode(finish))
+            finish = scanner_messages.FinishOutput(
+                followed.id, followed.output, followed.asks_memory
+            )
+            self._child.send(scanner_messages.encode(finish))
         elif followed.output.patterns:
             self._child.send(
-                log_messages.encode(log_messages.FollowOutput(followed.id, followed.output))
+                scanner_messages.encode(scanner_messages.FollowOutput(followed.id, followed.output))
             )
 
     def _tell_all(self) -> None:
@@ -238,22 +240,22 @@ class LogWatch:
             self._child.start_if_none()
 
     def _answered(self, answer: bytes) -> None:
-        said: log_messages.LogAnswer = log_messages.decode_answer(answer)
+        said: scanner_messages.LogAnswer = scanner_messages.decode_answer(answer)
         followed = self._followed.get(said.id)
         if followed is None:
             return
         match said:
-            case log_messages.LineMatched(_, pattern, line):
+            case scanner_messages.LineMatched(_, pattern, line):
                 if pattern not in followed.told:  # an earlier scanner may have found it
                     followed.told.add(pattern)
                     matched = messages.LogMatched(*followed.key, pattern, line, time.time())
                     self._emit(followed.events_key, messages.encode(matched))
-            case log_messages.PatternDropped(_, pattern, reason):
+            case scanner_messages.PatternDropped(_, pattern, reason):
                 if (followed.events_key, pattern) not in self._warned:
                     self._warned.add((followed.events_key, pattern))
                     text = f"The log policy {pattern!r} is not applied on this node: {reason}."
                     self._warn(followed.events_key, text)
-            case log_messages.OutputFinished(_, is_cuda_memory):
+            case scanner_messages.OutputFinished(_, is_cuda_memory):
                 self._release(followed, is_cuda_memory=is_cuda_memory)
 
 

@@ -11,7 +11,7 @@ from tests.support.searches.plans import PLAN
 from tests.unit.scheduler.scripted_loop import NODE, Loop, result, started
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.core.handlers.resume_events import NOT_RESUMED
+from tunemq_scheduler.core.handlers.experiment_resumed import NOT_RESUMED
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver

@@ -12,7 +12,9 @@ import pytest
 
 from tests.support.waiting import without_collections
 from tunemq_workers.logs import output_files
-from tunemq_workers.logs.log_messages import (
+from tunemq_workers.logs.log_policy_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
+from tunemq_workers.logs.log_tail import LINE_BYTES, LOOK_BYTES, LogFile, end_of
+from tunemq_workers.logs.scanner_messages import (
     AttemptOutput,
     FinishOutput,
     FollowOutput,
@@ -22,8 +24,6 @@ from tunemq_workers.logs.log_messages import (
     OutputFinished,
     PatternDropped,
 )
-from tunemq_workers.logs.log_policy_scanner import SHOWN, LogPatterns, LogScanner, PatternDisabled
-from tunemq_workers.logs.log_tail import LINE_BYTES, LOOK_BYTES, LogFile, end_of
 
 #: Takes a time that doubles with each x where no y follows.
 CATASTROPHIC = r"(x+x+)+y"

@@ -28,7 +28,8 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 from tunemq_workers.logs import log_policy_search, output_files
-from tunemq_workers.logs.log_messages import (
+from tunemq_workers.logs.log_policy_search import TIMEOUT_S, LogWatch
+from tunemq_workers.logs.scanner_messages import (
     FinishOutput,
     FollowOutput,
     ForgetOutput,
@@ -39,8 +40,7 @@ from tunemq_workers.logs.log_messages import (
     PatternDropped,
     decode_order,
 )
-from tunemq_workers.logs.log_messages import encode as encode_answer
-from tunemq_workers.logs.log_policy_search import TIMEOUT_S, LogWatch
+from tunemq_workers.logs.scanner_messages import encode as encode_answer
 from tunemq_workers.node.node_loop import _ENDING_S, NodeLoop
 from tunemq_workers.processes import child_supervisor
 from tunemq_workers.processes.child_process import start_child
