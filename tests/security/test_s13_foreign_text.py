@@ -243,7 +243,7 @@ def test_s13_restored_trial_finds_columns_with_odd_names(names):
 def test_s13_commands_print_foreign_text_only_escaped():
     """Commands print a farm's answers with these functions only, never directly."""
     folder = Path(sys.modules[experiment_commands.__name__].__file__).parent
-    tools = ("experiment_commands.py", "nodes_command.py", "farm_arguments.py", "run_command.py")
+    tools = ("experiment_commands.py", "nodes_command.py", "shared_arguments.py", "run_command.py")
     farm = ("scheduler_service.py", "service/request_server.py")
     files = [folder / name for name in tools]
     files += [folder.parent / "farm" / name for name in farm]
