@@ -66,8 +66,8 @@ def _parts(algorithm: Any) -> Iterator[Any]:
 
 
 def _copied(algorithm: _T, memo: dict[int, Any] | None = None) -> _T | None:
-    """Return a copy; with ``memo``, its parts with these ids are replaced by others."""
+    """Return a copy, or None; with ``memo``, its parts with these ids are replaced by others."""
     try:
         return copy.deepcopy(algorithm, memo)
-    except Exception:  # noqa: BLE001  the user's objects in it may raise anything
+    except Exception:  # noqa: BLE001  whatever the user's objects raise: `unused` says it
         return None

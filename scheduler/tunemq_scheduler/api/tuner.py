@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, over
 from tunemq_scheduler.api.pickled_tuner import pickle_tuner_parts
 from tunemq_scheduler.api.reused_algorithms import unused
 from tunemq_scheduler.base.import_precedence import installed_packages_first
-from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions, keeper_of
 from tunemq_scheduler.experiment.restore import (
     RestoredExperiment,
     can_restore,
@@ -22,7 +22,7 @@ from tunemq_scheduler.experiment.run_experiment import Experiment, storage_for
 from tunemq_scheduler.experiment.start_checks import prepare
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
-from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
+from tunemq_scheduler.settings.saved_tuner import pickle_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation
 from tunemq_shared.base.errors import ConfigError, TuneError
 from tunemq_shared.system.standard_streams import fill_closed_descriptors
@@ -288,19 +288,7 @@ class Tuner:
         else:
             storage, options = StorageLocation(found.folder, found.store), found.options
             address = found.address
-
-        def keep(run: int) -> None:
-            stopped_by = () if options is None else options.stopped_by(run - 1)
-            save_tuner(
-                storage.folder,
-                kept,
-                name=prepared.trainable_name,
-                seed=prepared.seed,
-                run=run,
-                stop=prepared.stop,
-                stopped_by=stopped_by,
-            )
-
+        keep = keeper_of(storage.folder, kept, prepared, options)
         return Experiment(prepared, storage, options, keep=keep, brought_from=address)
 
     def _unused_parts(self) -> TunerParts:

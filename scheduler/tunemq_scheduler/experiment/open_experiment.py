@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.settings.saved_tuner import save_tuner
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition, first_that_holds
 
@@ -83,6 +84,32 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def stopped_by(self, run: int) -> tuple[Condition, ...]:
         """Return the stop criteria of a run that has begun, if known."""
         return () if self.stops is None else self.stops.of(run)
+
+
+def keeper_of(
+    folder: str, kept: dict[str, Any], prepared: PreparedSearch, options: ResumeOptions | None
+) -> KeepTuner:
+    """Return a function that saves a search's Tuner in its folder for the run that begins.
+
+    Args:
+        folder: the experiment's folder.
+        kept: the parts of the Tuner, as `pickle_tuner` returned them.
+        prepared: the search.
+        options: how it resumes; None if it is new.
+    """
+
+    def keep(run: int) -> None:
+        save_tuner(
+            folder,
+            kept,
+            name=prepared.trainable_name,
+            seed=prepared.seed,
+            run=run,
+            stop=prepared.stop,
+            stopped_by=() if options is None else options.stopped_by(run - 1),
+        )
+
+    return keep
 
 
 @dataclass

@@ -30,9 +30,8 @@ def leave_the_forkserver(forkserver: int) -> None:
     """Detach a forked child from the forkserver with this pid: signals, group, memory priority."""
     with contextlib.suppress(OSError):  # the parent has done it already
         os.setpgid(0, 0)
-    process_attributes.keep_memory_private(
-        False
-    )  # the forkserver's may be private; a trial's is not
+    # The forkserver's may be private; a trial's is not.
+    process_attributes.keep_memory_private(False)
     process_attributes.become_subreaper()
     process_attributes.die_with_parent(forkserver)
     # While a forkserver kills process trees it has a real-time priority, and its children start

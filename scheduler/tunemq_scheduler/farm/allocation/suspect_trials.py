@@ -103,7 +103,7 @@ class SuspectIsolation:
         self._reserved.setdefault(member.owner, self._state.now)
 
     def _is_over(self, owner: str) -> bool:
-        """Whether an owner's time with reserved nodes is over."""
+        """Whether an owner has used up its time with reserved nodes."""
         return self._state.now >= self._reserved.get(owner, math.inf) + _ALONE_S
 
     def _may_have_more(self, member: ShareMember) -> bool:

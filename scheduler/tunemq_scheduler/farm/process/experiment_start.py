@@ -12,7 +12,7 @@ import msgspec
 
 from tunemq_scheduler.api.tuner import TunerParts
 from tunemq_scheduler.experiment.bring_experiment import bring_experiment, claim_store
-from tunemq_scheduler.experiment.open_experiment import KeepTuner, ResumeOptions
+from tunemq_scheduler.experiment.open_experiment import KeepTuner, ResumeOptions, keeper_of
 from tunemq_scheduler.experiment.restore import RestoredExperiment, restored
 from tunemq_scheduler.experiment.start_checks import PreparedSearch, prepare
 from tunemq_scheduler.farm.ipc.experiment_side import SupervisorConnection
@@ -21,7 +21,7 @@ from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment
 from tunemq_scheduler.journal.fetch_copy import is_copy_ahead
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
-from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
+from tunemq_scheduler.settings.saved_tuner import pickle_tuner
 from tunemq_scheduler.settings.storage_settings import StorageLocation, storage_of
 from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
 from tunemq_scheduler.storage.last_run import (
@@ -216,20 +216,8 @@ def _prepared(
         variables = {**(parts.run.env_vars or {}), **job.variables}
         parts = parts._replace(run=replace(parts.run, env_vars=variables))
     prepared = prepare(*parts)
-
-    def keep(run: int) -> None:
-        stopped_by = () if found is None else found.options.stopped_by(run - 1)
-        save_tuner(
-            place.folder,
-            kept,
-            name=prepared.trainable_name,
-            seed=prepared.seed,
-            run=run,
-            stop=prepared.stop,
-            stopped_by=stopped_by,
-        )
-
-    return prepared, found, keep
+    resumes = None if found is None else found.options
+    return prepared, found, keeper_of(place.folder, kept, prepared, resumes)
 
 
 def _free_journal(place: ExperimentLocation, record: RunRecord | None) -> None:
