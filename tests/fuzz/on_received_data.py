@@ -24,7 +24,7 @@ from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import MetricError, RequestRejected, TransportError
 from tunemq_shared.executables.report_socket import ReportCall
 from tunemq_shared.health import node_metrics
-from tunemq_shared.protocol import messages, output_pieces, registration
+from tunemq_shared.protocol import messages, output_chunks, registration
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.signing.message_signing import MessageSigner
@@ -80,9 +80,9 @@ def of_redis() -> list[Decoder]:
             ("tunemq_shared.health.node_metrics:decode_node_metrics",),
         ),
         of_type(
-            "tunemq_shared.protocol.output_pieces:decode",
-            output_pieces.decode,
-            output_pieces.OutputChunk,
+            "tunemq_shared.protocol.output_chunks:decode",
+            output_chunks.decode,
+            output_chunks.OutputChunk,
         ),
         of_type(
             "tunemq_shared.protocol.messages:decode_node_event",

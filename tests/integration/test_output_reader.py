@@ -10,7 +10,7 @@ from tests.support.waiting import eventually
 from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.output_chunks import OutputChunk, encode
 from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
 __all__ = ["server"]
@@ -26,15 +26,15 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
     reader = OutputReader(server.url, notices.append, SchedulerSigning().output, rejected.add)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
-    piece = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
-    server.client.xadd(redis_keys.output("file"), {"o": piece})
+    chunk = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
+    server.client.xadd(redis_keys.output("file"), {"o": chunk})
     server.client.set(redis_keys.output("stream"), "no stream")
-    server.client.xadd(redis_keys.output("good"), {"o": piece})
+    server.client.xadd(redis_keys.output("good"), {"o": chunk})
     reader.start()
     try:
         path = tmp_path / "good" / "train_a" / "stdout"
         eventually(lambda: path.exists() and path.read_bytes() == b"one\n")
-        server.client.xadd(redis_keys.output("file"), {"o": piece})
+        server.client.xadd(redis_keys.output("file"), {"o": chunk})
         server.client.xadd(
             redis_keys.output("good"),
             {"o": b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 4, b"two"))},
@@ -51,8 +51,8 @@ def test_experiment_that_ended_before_the_first_look_is_read(server: RedisServer
     (tmp_path / "quick" / "train_a").mkdir(parents=True)
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
-    piece = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
-    server.client.xadd(redis_keys.output("quick"), {"o": piece})
+    chunk = b"\0" + encode(OutputChunk("a", 1, "train_a", "stdout", 0, b"one\n"))
+    server.client.xadd(redis_keys.output("quick"), {"o": chunk})
     reader.start()
     try:
         path = tmp_path / "quick" / "train_a" / "stdout"

@@ -26,7 +26,7 @@ from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.base.errors import SchedulerSuperseded
 from tunemq_shared.broker import redis_keys as names
 from tunemq_shared.protocol.messages import NodeJoined
-from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.output_chunks import OutputChunk, encode
 from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
@@ -182,14 +182,14 @@ def test_requests_and_output_continue_after_huge_entries(server, tmp_path: Path)
     news: list[str] = []
     signing = SchedulerSigning()
     reader = OutputReader(server.url, news.append, signing.output, signing.rejected.add)
-    server.client.xadd(names.output(EVENTS), {names.PIECE: HUGE})
+    server.client.xadd(names.output(EVENTS), {names.CHUNK: HUGE})
     (tmp_path / "train_t1").mkdir()
     reader.follow({"one": (tmp_path, EVENTS)})
     reader.start()
     try:
         eventually(lambda: not server.client.exists(names.output(EVENTS)))
-        piece = OutputChunk("t1", 1, "train_t1", "stdout", 0, b"hello\n")
-        server.client.xadd(names.output(EVENTS), {names.PIECE: b"\0" + encode(piece)})
+        chunk = OutputChunk("t1", 1, "train_t1", "stdout", 0, b"hello\n")
+        server.client.xadd(names.output(EVENTS), {names.CHUNK: b"\0" + encode(chunk)})
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()

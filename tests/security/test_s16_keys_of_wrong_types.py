@@ -26,7 +26,7 @@ from tunemq_scheduler.farm.output.trial_output_collector import OutputReader
 from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.output_chunks import OutputChunk, encode
 from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
@@ -183,7 +183,7 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
     try:
         eventually(lambda: not server.client.exists(redis_keys.output(key)))
         piece = OutputChunk("t1", 1, "train_t1", "stdout", 0, b"hello\n")
-        server.client.xadd(redis_keys.output(key), {redis_keys.PIECE: b"\0" + encode(piece)})
+        server.client.xadd(redis_keys.output(key), {redis_keys.CHUNK: b"\0" + encode(piece)})
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()

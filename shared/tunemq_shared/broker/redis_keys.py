@@ -70,7 +70,7 @@ SENT_BYTES: Final = 2 * 2**20
 #: Of OUTBOX_BYTES, how much is in memory; the rest is on disk.
 OUTBOX_MEMORY_BYTES: Final = 2**20
 #: How many output chunks, of at most 16 KiB, an experiment's stream holds, and for how long.
-OUTPUT_PIECES: Final = 1000
+OUTPUT_CHUNKS: Final = 1000
 OUTPUT_TTL_S: Final = 86_400
 #: A signed request expires this long after it was sent, by the scheduler's clock.
 REQUEST_TTL_S: Final = 120
@@ -84,7 +84,7 @@ EVERYTHING: Final = 2**63 - 1
 HEADER, EVENTS, REGISTRATION, BYE = b"h", b"e", b"hello", b"bye"
 
 #: The field of an entry of a stream of output.
-PIECE: Final = b"o"
+CHUNK: Final = b"o"
 
 #: Why an instance is fenced after a newer instance of its node registers.
 STARTED_AGAIN: Final = "its node was started again"

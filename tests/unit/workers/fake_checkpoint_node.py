@@ -21,7 +21,7 @@ from tunemq_shared.protocol.messages import (
 from tunemq_workers.checkpoints import checkpoint_messages
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
 from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
-from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.checkpoints.trial_checkpoint_requests import CheckpointRequests
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.trial_process_state import TrialProcess
 

@@ -258,8 +258,8 @@ class EventPublisher:
     def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[RedisCommand]:
         for key, piece in pieces:
             signed_message = self._signing.output(key, piece)
-            bound = ("MAXLEN", "~", redis_keys.OUTPUT_PIECES)
-            yield ["XADD", redis_keys.output(key), *bound, "*", redis_keys.PIECE, signed_message]
+            bound = ("MAXLEN", "~", redis_keys.OUTPUT_CHUNKS)
+            yield ["XADD", redis_keys.output(key), *bound, "*", redis_keys.CHUNK, signed_message]
         for key in {key for key, _ in pieces}:
             yield ["EXPIRE", redis_keys.output(key), redis_keys.OUTPUT_TTL_S]
 

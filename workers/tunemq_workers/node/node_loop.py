@@ -32,7 +32,7 @@ from tunemq_workers.broker.outbox import BLOCK_BYTES, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import Outboxes
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.checkpoints.trial_checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter

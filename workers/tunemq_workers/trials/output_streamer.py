@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
-from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.output_chunks import OutputChunk, encode
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_workers.broker.publisher_messages import SendOutput
 from tunemq_workers.logs.output_files import STDERR, STDOUT
@@ -21,7 +21,7 @@ from tunemq_workers.runtime.reactor import Reactor
 
 PERIOD_S: Final = 1.0
 #: The most bytes of one file that are sent at once; older ones are skipped.
-PIECE_BYTES: Final = 16 * 2**10
+CHUNK_BYTES: Final = 16 * 2**10
 
 
 class OutputSource(NamedTuple):
@@ -96,12 +96,12 @@ class OutputStreamer:
             self._is_under_way = True
             self._disk.run("output", partial(_read, due, dict(self._offsets)), self._read)
 
-    def _read(self, pieces: list[tuple[str, str, OutputChunk]]) -> None:
-        for folder, _, piece in pieces:
-            place = _ReadPosition(piece.round, piece.offset + len(piece.data))
-            self._offsets[folder, piece.name] = place
-        if pieces:
-            self._send(SendOutput(tuple((key, encode(piece)) for _, key, piece in pieces)))
+    def _read(self, chunks: list[tuple[str, str, OutputChunk]]) -> None:
+        for folder, _, chunk in chunks:
+            place = _ReadPosition(chunk.round, chunk.offset + len(chunk.data))
+            self._offsets[folder, chunk.name] = place
+        if chunks:
+            self._send(SendOutput(tuple((key, encode(chunk)) for _, key, chunk in chunks)))
         else:
             self.sent()
 
@@ -117,8 +117,8 @@ def _read(
             (turn, offset), data = _notices_of(os.path.join(folder, name), read)
             if data:
                 short = os.path.basename(folder)
-                piece = OutputChunk(trial, attempt, short, name, offset, data, turn)
-                found.append((folder, key, piece))
+                chunk = OutputChunk(trial, attempt, short, name, offset, data, turn)
+                found.append((folder, key, chunk))
     return found
 
 
@@ -129,7 +129,7 @@ def _notices_of(path: str, read: _ReadPosition) -> tuple[_ReadPosition, bytes]:
             size = os.fstat(file.fileno()).st_size
             if size < offset:  # the file was truncated
                 turn, offset = turn + 1, 0
-            offset = max(offset, size - PIECE_BYTES)
-            return _ReadPosition(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
+            offset = max(offset, size - CHUNK_BYTES)
+            return _ReadPosition(turn, offset), os.pread(file.fileno(), CHUNK_BYTES, offset)
     except OSError:  # no output yet, or not a plain file
         return read, b""

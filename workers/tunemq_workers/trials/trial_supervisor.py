@@ -26,7 +26,7 @@ from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.protocol.messages import FORKSERVER_LOST, TrialOrder, TrialSpec, encode
 from tunemq_workers.broker.event_validation import EventValidator
 from tunemq_workers.broker.trial_notices import TrialEvents
-from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.checkpoints.trial_checkpoint_requests import CheckpointRequests
 from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
 from tunemq_workers.gpu.gpu_admission import GpuAdmission
 from tunemq_workers.gpu.gpu_availability import GpuAvailability

@@ -1,6 +1,6 @@
 """`TrialOutputFiles`: writes trial output from nodes without a shared folder into local files.
 
-Pieces arrive in a short stream of the experiment (`tunemq_shared.protocol.output_pieces`) and are
+Chunks arrive in a short stream of the experiment (`tunemq_shared.protocol.output_chunks`) and are
 appended to ``stdout`` and ``stderr`` in the trial's folder, where log commands read them. If bytes
 are missing, a line says how many; the store has all of the output once the trial process has ended.
 """
@@ -20,15 +20,15 @@ from tunemq_scheduler.transport.redis.redis_connection import RedisCommand
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.broker import redis_keys
-from tunemq_shared.protocol.output_pieces import OutputChunk, decode
+from tunemq_shared.protocol.output_chunks import OutputChunk, decode
 from tunemq_shared.system.plain_files import open_plain
 
-#: Takes an event key and a received piece of output; returns the verified piece, or None.
+#: Takes an event key and a received chunk of output; returns the verified chunk, or None.
 OpenChunk = Callable[[str, bytes], bytes | None]
 
 #: A file of this size gets no more output: its node keeps the newest, and the store has it.
 LIMIT_BYTES: Final = 64 * 2**20
-#: The most pieces to take at once.
+#: The most chunks to take at once.
 _AT_ONCE: Final = 100
 _NAMES: Final = frozenset({"stdout", "stderr"})
 #: In the experiment's folder: the last stream entry that its files contain.
@@ -55,7 +55,7 @@ class TrialOutputFiles:
     Args:
         folder: the experiment's folder.
         events_key: the experiment's event key.
-        opened: verifies a piece of output for an event key; returns None if rejected.
+        opened: verifies a chunk of output for an event key; returns None if rejected.
     """
 
     def __init__(self, folder: Path | str, events_key: str, opened: OpenChunk) -> None:
@@ -74,22 +74,22 @@ class TrialOutputFiles:
         return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self.key, self._cursor]
 
     def answered(self, reply: list[tuple[bytes, list[tuple[bytes, list[bytes]]]]] | None) -> bool:
-        """Append the pieces to the files; return whether there may be more.
+        """Append the chunks to the files; return whether there may be more.
 
         Raises:
             OSError: a file cannot be written. If the disk is full, the next command asks for this
-                piece again; otherwise it is lost.
+                chunk again; otherwise it is lost.
         """
         entries = reply[0][1] if reply else []
         for entry, fields in entries:
             before, self._cursor = self._cursor, entry.decode()
             told = dict(zip(fields[::2], fields[1::2], strict=True))
-            piece = self._opened(self._events_key, told.get(redis_keys.PIECE, b""))
-            if piece is None:
+            chunk = self._opened(self._events_key, told.get(redis_keys.CHUNK, b""))
+            if chunk is None:
                 continue
             try:
                 with contextlib.suppress(*UNDECODABLE):
-                    self._add(decode(piece))
+                    self._add(decode(chunk))
             except OSError as error:
                 if is_full(error):
                     self._cursor = before
@@ -99,23 +99,23 @@ class TrialOutputFiles:
             self._keep_cursor()
         return len(entries) == _AT_ONCE
 
-    def _add(self, piece: OutputChunk) -> None:
-        if piece.name not in _NAMES or not self._is_trials(piece):
+    def _add(self, chunk: OutputChunk) -> None:
+        if chunk.name not in _NAMES or not self._is_trials(chunk):
             return
-        key = piece.trial, piece.attempt, piece.name
-        begun, known = self._known.get(key, (piece.round, 0))
-        if piece.round > begun:  # the node truncated the file, and it begins anew
+        key = chunk.trial, chunk.attempt, chunk.name
+        begun, known = self._known.get(key, (chunk.round, 0))
+        if chunk.round > begun:  # the node truncated the file, and it begins anew
             known = 0
-        end = piece.offset + len(piece.data)
-        if piece.round < begun or end <= known:
-            return  # a repeated piece
-        data = piece.data[max(0, known - piece.offset) :]
-        path = self._folder / piece.folder / piece.name
+        end = chunk.offset + len(chunk.data)
+        if chunk.round < begun or end <= known:
+            return  # a repeated chunk
+        data = chunk.data[max(0, known - chunk.offset) :]
+        path = self._folder / chunk.folder / chunk.name
         descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if descriptor is None:
             return  # the trial's own code put something else there
-        if known < piece.offset:
-            data = b"[%d bytes are not shown here]\n%b" % (piece.offset - known, data)
+        if known < chunk.offset:
+            data = b"[%d bytes are not shown here]\n%b" % (chunk.offset - known, data)
         with open(descriptor, "ab", buffering=0) as file:
             size = file.tell()
             try:
@@ -125,16 +125,16 @@ class TrialOutputFiles:
                 with contextlib.suppress(OSError):
                     file.truncate(size)  # all of it arrives again
                 raise
-        self._known[key] = piece.round, end
+        self._known[key] = chunk.round, end
         self._changed.add(key)
 
-    def _is_trials(self, piece: OutputChunk) -> bool:
+    def _is_trials(self, chunk: OutputChunk) -> bool:
         """Return whether this is the folder that the experiment gave the trial."""
         return (
-            piece.folder.endswith(f"_{piece.trial}")
-            and is_safe_name(piece.folder)
-            and "/" not in piece.folder
-            and (self._folder / piece.folder).is_dir()
+            chunk.folder.endswith(f"_{chunk.trial}")
+            and is_safe_name(chunk.folder)
+            and "/" not in chunk.folder
+            and (self._folder / chunk.folder).is_dir()
         )
 
     def _kept_cursor(self) -> str:

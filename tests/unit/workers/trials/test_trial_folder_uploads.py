@@ -11,9 +11,9 @@ import pytest
 from tests.unit.shared.system.test_folder_trees import make_deep  # noqa: F401  a fixture
 from tests.unit.workers.fakes import Clock, FakeDisk, start
 from tunemq_shared.protocol.messages import NodeWarned, decode_node_event
-from tunemq_shared.protocol.output_pieces import decode
+from tunemq_shared.protocol.output_chunks import decode
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
-from tunemq_workers.trials.output_streamer import PERIOD_S, PIECE_BYTES
+from tunemq_workers.trials.output_streamer import CHUNK_BYTES, PERIOD_S
 from tunemq_workers.trials.trial_folder_uploads import TrialFiles
 
 STORE = "s3://bucket/farm/exp"
@@ -118,8 +118,8 @@ def test_new_output_is_reported_once_a_second(world):
 
 def test_flood_of_output_reports_the_newest(world):
     world.process()
-    world.print("x" * 10 * PIECE_BYTES + "y" * PIECE_BYTES)
-    assert world.said() == [(10 * PIECE_BYTES, b"y" * PIECE_BYTES)]
+    world.print("x" * 10 * CHUNK_BYTES + "y" * CHUNK_BYTES)
+    assert world.said() == [(10 * CHUNK_BYTES, b"y" * CHUNK_BYTES)]
 
 
 def test_output_waits_while_the_connection_is_busy(world):

@@ -20,7 +20,7 @@ from tunemq_shared.protocol.messages import (
 )
 from tunemq_shared.protocol.result_conditions import next_result
 from tunemq_workers.checkpoints.checkpoint_cache import CacheLimits
-from tunemq_workers.checkpoints.checkpoint_requests import CheckpointRequests
+from tunemq_workers.checkpoints.trial_checkpoint_requests import CheckpointRequests
 from tunemq_workers.gpu.gpu_availability import GpuAvailability
 from tunemq_workers.gpu.gpu_meter import GpuMeter
 from tunemq_workers.runtime import frames

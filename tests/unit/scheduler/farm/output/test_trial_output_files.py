@@ -9,7 +9,7 @@ import pytest
 from tunemq_scheduler.farm.output import trial_output_files
 from tunemq_scheduler.farm.output.trial_output_files import TrialOutputFiles
 from tunemq_scheduler.transport.scheduler_signing import SchedulerSigning
-from tunemq_shared.protocol.output_pieces import OutputChunk, encode
+from tunemq_shared.protocol.output_chunks import OutputChunk, encode
 from tunemq_shared.signing.message_signing import MessageSigner
 
 _SIGNER = MessageSigner("events")
@@ -20,7 +20,7 @@ def files_of(folder):
 
 
 class Printed:
-    """Pieces of output that arrived, and the files' content."""
+    """Chunks of output that arrived, and the files' content."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -28,11 +28,11 @@ class Printed:
         self.files = files_of(folder)
         self.entries = 0
 
-    def come(self, *pieces):
+    def come(self, *chunks):
         entries = []
-        for piece in pieces:
+        for chunk in chunks:
             self.entries += 1
-            data = _SIGNER.close(piece if isinstance(piece, bytes) else encode(piece))
+            data = _SIGNER.close(chunk if isinstance(chunk, bytes) else encode(chunk))
             entries.append((b"%d-0" % self.entries, [b"o", data]))
         return self.files.answered([(b"events:output", entries)])
 
@@ -45,71 +45,71 @@ def printed(tmp_path):
     return Printed(tmp_path)
 
 
-def piece(offset, data, *, attempt=1, name="stdout", folder="train_a", turn=0):
+def chunk(offset, data, *, attempt=1, name="stdout", folder="train_a", turn=0):
     return OutputChunk("a", attempt, folder, name, offset, data, turn)
 
 
 def test_chunks_are_appended_in_order(printed):
-    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
-    printed.come(piece(4, b"two\n"))
+    printed.come(chunk(0, b"one\n"), chunk(0, b"oh\n", name="stderr"))
+    printed.come(chunk(4, b"two\n"))
     assert printed.read() == b"one\ntwo\n"
     assert printed.read("stderr") == b"oh\n"
 
 
 def test_omitted_output_is_noted(printed):
-    printed.come(piece(0, b"one\n"), piece(104, b"two\n"))
+    printed.come(chunk(0, b"one\n"), chunk(104, b"two\n"))
     assert printed.read() == b"one\n[100 bytes are not shown here]\ntwo\n"
 
 
 def test_earlier_output_is_not_appended_again(printed):
-    printed.come(piece(0, b"one\n"), piece(0, b"one\ntwo\n"), piece(4, b"two\n"))
+    printed.come(chunk(0, b"one\n"), chunk(0, b"one\ntwo\n"), chunk(4, b"two\n"))
     assert printed.read() == b"one\ntwo\n"
 
 
 def test_attempt_begins_at_its_beginning(printed):
-    printed.come(piece(0, b"one\n"), piece(0, b"again\n", attempt=2))
+    printed.come(chunk(0, b"one\n"), chunk(0, b"again\n", attempt=2))
     assert printed.read() == b"one\nagain\n"
 
 
 def test_shortened_file_continues(printed):
-    printed.come(piece(0, b"0123456789"), piece(0, b"[x]9", turn=1), piece(4, b"abc", turn=1))
+    printed.come(chunk(0, b"0123456789"), chunk(0, b"[x]9", turn=1), chunk(4, b"abc", turn=1))
     assert printed.read() == b"0123456789[x]9abc"
 
 
 def test_s03_repeated_chunk_is_not_appended_again(printed):
-    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
-    printed.come(*pieces)
-    printed.come(*pieces)
+    chunks = [chunk(0, b"one\n"), chunk(4, b"two\n"), chunk(0, b"[x]\n", turn=1)]
+    printed.come(*chunks)
+    printed.come(*chunks)
     assert printed.read() == b"one\ntwo\n[x]\n"
 
 
 def test_next_scheduler_continues_where_this_one_stopped(printed, tmp_path):
     assert printed.files.asks()[-1] == "0-0"
-    printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
+    printed.come(chunk(0, b"one\n"), chunk(4, b"two\n"))
     assert files_of(tmp_path).asks()[-1] == "2-0"
     (tmp_path / ".output-cursor").write_text("nonsense")
     assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
 def test_s03_chunk_repeated_after_a_restart_is_not_appended_again(printed, tmp_path):
-    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
-    printed.come(*pieces)
+    chunks = [chunk(0, b"one\n"), chunk(4, b"two\n"), chunk(0, b"[x]\n", turn=1)]
+    printed.come(*chunks)
     with (tmp_path / ".output-known").open("ab") as file:
         file.write(b'[["a",1,"std')  # as after a crash
     printed.files = files_of(tmp_path)
-    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    printed.come(*chunks, chunk(4, b"three\n", turn=1))
     printed.files = files_of(tmp_path)
-    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    printed.come(*chunks, chunk(4, b"three\n", turn=1))
     assert printed.read() == b"one\ntwo\n[x]\nthree\n"
 
 
 def test_cursor_file_does_not_grow_for_ever(printed, tmp_path, monkeypatch):
     monkeypatch.setattr(trial_output_files, "_KNOWN_LINES", 10)
     for number in range(100):
-        printed.come(piece(number, b"x"))
+        printed.come(chunk(number, b"x"))
     assert len((tmp_path / ".output-known").read_bytes()) < 1000
     printed.files = files_of(tmp_path)
-    printed.come(piece(50, b"x"), piece(99, b"x"), piece(100, b"y"))
+    printed.come(chunk(50, b"x"), chunk(99, b"x"), chunk(100, b"y"))
     assert printed.read() == b"x" * 100 + b"y"
 
 
@@ -119,14 +119,14 @@ def test_no_new_output_causes_no_work(printed, tmp_path):
 
 
 def test_large_output_is_read_again_at_once(printed):
-    assert printed.come(*(piece(number, b"x") for number in range(100)))
-    assert not printed.come(piece(100, b"x"))
+    assert printed.come(*(chunk(number, b"x") for number in range(100)))
+    assert not printed.come(chunk(100, b"x"))
 
 
 def test_output_file_does_not_grow_for_ever(printed, monkeypatch):
     monkeypatch.setattr(trial_output_files, "LIMIT_BYTES", 10)
     for number in range(5):
-        printed.come(piece(4 * number, b"abc\n"))
+        printed.come(chunk(4 * number, b"abc\n"))
     assert printed.read() == b"abc\n" * 3
 
 
@@ -134,15 +134,15 @@ def test_output_file_does_not_grow_for_ever(printed, monkeypatch):
     "bad",
     [
         b"\xc1",
-        piece(0, b"x", folder="../other"),
-        piece(0, b"x", folder="a/b"),
-        piece(0, b"x", folder=""),
-        piece(0, b"x", folder="journal"),
-        piece(0, b"x", folder=".output-cursor"),
-        piece(0, b"x", folder="nobodys_a"),
-        piece(0, b"x", folder="train_b"),
-        piece(0, b"x", name="result.json"),
-        piece(0, b"x", name="../stdout"),
+        chunk(0, b"x", folder="../other"),
+        chunk(0, b"x", folder="a/b"),
+        chunk(0, b"x", folder=""),
+        chunk(0, b"x", folder="journal"),
+        chunk(0, b"x", folder=".output-cursor"),
+        chunk(0, b"x", folder="nobodys_a"),
+        chunk(0, b"x", folder="train_b"),
+        chunk(0, b"x", name="result.json"),
+        chunk(0, b"x", name="../stdout"),
     ],
 )
 def test_output_of_an_unknown_node_is_left_out(printed, tmp_path, bad):
@@ -163,7 +163,7 @@ def test_fifo_in_place_of_a_file_does_not_block(printed, tmp_path, has_reader):
     folder = tmp_path / "train_a"
     os.mkfifo(folder / "stdout")
     reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
-    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
+    printed.come(chunk(0, b"one\n"), chunk(0, b"oh\n", name="stderr"))
     assert printed.read("stderr") == b"oh\n"
     if reader is not None:
         assert os.read(reader, 10) == b""
@@ -173,7 +173,7 @@ def test_fifo_in_place_of_a_file_does_not_block(printed, tmp_path, has_reader):
 def test_link_in_place_of_a_file_is_not_followed(printed, tmp_path):
     (tmp_path / "other").write_bytes(b"mine\n")
     (tmp_path / "train_a" / "stdout").symlink_to(tmp_path / "other")
-    printed.come(piece(0, b"one\n"))
+    printed.come(chunk(0, b"one\n"))
     assert (tmp_path / "other").read_bytes() == b"mine\n"
 
 
@@ -183,5 +183,5 @@ def test_fifo_in_place_of_the_cursor_counts_as_missing(tmp_path):
 
 
 def test_chunk_that_is_no_utf8_is_skipped(printed):
-    printed.come(encode(piece(0, b"")).replace(b"train_a", b"train_\xff"), piece(0, b"text"))
+    printed.come(encode(chunk(0, b"")).replace(b"train_a", b"train_\xff"), chunk(0, b"text"))
     assert printed.read() == b"text"
