@@ -1,12 +1,14 @@
-"""Linux process attributes that Python does not offer: parent death, privacy, capabilities."""
+"""Linux process attributes that Python does not offer: parent death, privacy, rights, keyrings."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+import platform
 import resource
 import signal
+from types import MappingProxyType
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -20,6 +22,11 @@ _CAP_SYS_PTRACE: Final = 19
 _CAPABILITY_VERSION: Final = 0x20080522
 #: An invalid user and group id: setting it changes nothing and returns the current one.
 _NOBODY: Final = 2**32 - 1
+#: The number of the system call `keyctl`, for which glibc has no function, and an operation of it.
+_KEYCTL: Final = MappingProxyType(
+    {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
+)
+_KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -96,6 +103,23 @@ def look_into_no_other_users_process() -> None:
     for name, _ in _Capabilities._fields_:
         setattr(rights[0], name, getattr(rights[0], name) & ~(1 << _CAP_SYS_PTRACE))
     _called("capset", _libc.capset(ctypes.byref(header), rights))
+
+
+def leave_session_keyring() -> None:
+    """Begin an empty session keyring, so that no child has the keys of the login.
+
+    A child that becomes another user would keep all rights to them: see session-keyring(7). Call it
+    before the process starts threads.
+
+    Raises:
+        OSError: This is not possible, though the kernel has keyrings and children may use them.
+    """
+    number = _KEYCTL.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOTSUP, f"not implemented for {platform.machine()} processors")
+    keyring = _libc.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    if keyring < 0 and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        _called("keyctl", keyring)
 
 
 def files_as(uid: int, gid: int) -> None:

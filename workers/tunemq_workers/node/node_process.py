@@ -30,7 +30,7 @@ from tunemq_shared.system.standard_streams import tell
 from tunemq_workers.broker.consumer_launcher import start_forkserver
 from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.processes.child_process import LOGS, log_path
-from tunemq_workers.system.trial_user import UserAccount, find_account, own_files
+from tunemq_workers.system.trial_user import UserAccount, find_account, leave_login, own_files
 
 #: The command that starts a node.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node.node_process")
@@ -122,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keys = find_keys(options.keys, KeyRole.WORKER) if options.farm else LiveKeys.none()
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
+        if account is not None:
+            leave_login()
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
         if options.farm or account is not None:
             _prepare_workdir(options, account)

@@ -83,6 +83,23 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
+def leave_login() -> None:
+    """Give up the keys that this process's user has in the kernel: no trial may use them.
+
+    Call it before any process of another user is started.
+
+    Raises:
+        ConfigError: This is not possible here.
+    """
+    try:
+        process_attributes.leave_session_keyring()
+    except OSError as problem:
+        raise ConfigError(
+            "--trial-user cannot be used: trials would share the session keyring of the worker's"
+            f" user ({problem})."
+        ) from problem
+
+
 def act_for(account: UserAccount) -> None:
     """Make this process, which root runs, work on files with the account's rights from now on.
 
