@@ -141,23 +141,14 @@ def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path):
     assert [one["loss"] for one in found] == [3, 2, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("written", "found"),
-    [
-        ([1, 2, 3, 4], [3, 4]),  # the whole file anew: the results before the checkpoint are known
-        ([3, 4], [3, 4]),  # only the new ones
-        ([1, 5, 6], [1, 5, 6]),  # the first of which is as before
-        ([1], [1]),
-        ([1, 2], []),
-    ],
-)
-def test_file_of_a_continued_trial_may_begin_with_the_lines_of_the_one_before(
-    tmp_path, written, found
-):
+def test_numbered_lines_of_results_before_the_checkpoint_are_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f'{{"loss": {n}}}\n' for n in (1, 2, 30)))
+    path.write_text('{"loss": 9, "training_iteration": 1}\n')
     file = FollowedFile(str(path), 2)
-    lines = [f'{{"loss": {n}}}\n' for n in written]
+    lines = [
+        '{"header": 0}\n',
+        *(f'{{"loss": 5, "training_iteration": {n}}}\n' for n in range(1, 5)),
+    ]
     read = []
     for number in range(1, len(lines) + 1):
         path.write_text("".join(lines[:number]))
@@ -166,7 +157,23 @@ def test_file_of_a_continued_trial_may_begin_with_the_lines_of_the_one_before(
         read += file.new_objects()
     path.write_text("".join(lines))
     read += file.new_objects(is_last=True)
-    assert [one["loss"] for one in read] == found
+    assert [one.get("training_iteration") for one in read] == [None, 3, 4]
+
+
+def test_line_that_equals_one_of_the_attempt_before_is_a_result(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"loss": 0.1}\n{"loss": 0.1}\n')
+    file = FollowedFile(str(path), 1)
+    path.write_text('{"loss": 0.1}\n')
+    assert list(file.new_objects()) == [{"loss": 0.1}]
+
+
+@pytest.mark.parametrize("number", ["NaN", "true", '"2"', "null", "[]", "1e999"])
+def test_line_with_another_number_than_of_a_result_is_a_result(tmp_path, number):
+    path = tmp_path / "metrics.jsonl"
+    file = FollowedFile(str(path), 2)
+    path.write_text(f'{{"loss": 1, "training_iteration": {number}}}\n')
+    assert len(list(file.new_objects())) == 1
 
 
 @pytest.mark.parametrize("line", ["loss=1", "[1]"])
