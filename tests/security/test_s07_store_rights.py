@@ -30,20 +30,21 @@ PIECE = "farm/search/journal/000001/000001.turns/000000000000000-000000000000541
 RECORD = "farm/search/journal/scheduler"
 TUNER = "farm/search/tuner.pkl"
 CODE = f"farm/blobs/{'b' * 64}"
+BELOW_CODE = f"farm/blobs/{'c' * 64}/x"
 OTHERS = "others/object"
 
-ALL = (CHECKPOINT, MANIFEST, TRIAL_FILE, JOURNAL, PIECE, RECORD, TUNER, CODE, OTHERS)
+ALL = (CHECKPOINT, MANIFEST, TRIAL_FILE, JOURNAL, PIECE, RECORD, TUNER, CODE, BELOW_CODE, OTHERS)
 OURS = ALL[:-1]
 #: The objects for each right of each role; the store denies everything else.
 RIGHTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "scheduler": {"read": OURS, "write": OURS, "remove": OURS, "list": ("farm/",)},
     "worker": {
-        "read": (CHECKPOINT, MANIFEST, CODE),
+        "read": (CHECKPOINT, MANIFEST, CODE, BELOW_CODE),
         "write": (CHECKPOINT, MANIFEST, TRIAL_FILE),
         "remove": (),
         "list": (),
     },
-    "submitter": {"read": OURS, "write": (CODE,), "remove": (), "list": ("farm/",)},
+    "submitter": {"read": OURS, "write": (CODE, BELOW_CODE), "remove": (), "list": ("farm/",)},
 }
 
 

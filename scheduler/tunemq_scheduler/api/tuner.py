@@ -110,8 +110,8 @@ class Tuner:
             path (str or path): the experiment's folder, or its address in a store.
             trainable (function, class or executable): the same trainable as before; its code may
                 have been corrected.
-            resume_unfinished (bool): continue unfinished trials from their last checkpoints; False
-                ends them as they are.
+            resume_unfinished (bool): continue unfinished trials, also of a search that was stopped,
+                from their last checkpoints; False ends them as they are.
             resume_errored (bool): continue trials in ERROR from their last checkpoints.
             restart_errored (bool): restart trials in ERROR from the beginning; what they reported
                 before no longer counts.
@@ -121,7 +121,8 @@ class Tuner:
                 ``num_samples`` or another ``time_budget_s``. Metric, mode, seed and the types of
                 the algorithms cannot change.
             run_config (RunConfig): replaces the earlier one, for instance with other callbacks,
-                more retries or another ``stop``; trials that only the old criteria ended continue.
+                more retries or another ``stop``; trials that only the old criteria ended continue,
+                if these were a dict.
                 The experiment's location and its checkpoint settings cannot change.
 
         Returns:
@@ -144,6 +145,7 @@ class Tuner:
             trainable,
             ResumeOptions(
                 unfinished=resume_unfinished,
+                stopped=resume_unfinished,
                 errored="resume" if resume_errored else "restart" if restart_errored else "",
             ),
             param_space=param_space,
