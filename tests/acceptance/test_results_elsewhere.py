@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,3 +103,21 @@ def test_search_that_failed_before_it_began_has_its_reason_as_results(farm: Farm
 
     with pytest.raises(TuneError, match=r"search failed: (?s:.*)no disk of data"):
         handle.get_results()
+
+
+def _prints_its_folder(config):
+    print("the trial prints")
+    tune.report({"loss": 1.0, "folder": os.getcwd()})
+
+
+def test_trials_of_a_notebook_run_in_folders_of_their_node(farm: FarmService) -> None:
+    """Its code has no bundle, and the scheduler's folders do not exist on another machine."""
+    grid = tune.Tuner(
+        _prints_its_folder,
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="notebook", verbose=0),
+    ).fit(address=farm.url)
+    (result,) = grid
+    assert result.error is None
+    assert str(farm.results) not in result.metrics["folder"]
+    assert "the trial prints" in farm.tunemq("logs", f"notebook/{result.metrics['trial_id']}")

@@ -2,7 +2,7 @@
 
 Nodes on this machine read the code where it was written. On a farm with a store, nodes fetch it
 from there and share no files with the scheduler: they use their own interpreter and environment
-variables, and a bundle contains what the script imports from its folder.
+variables. A bundle contains what the script imports from its folder; a notebook has none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
         blobs: the folder on this machine where it is written.
         store: the address of the farm's store, which also receives it; empty if nodes read
             ``blobs``.
-        bundle: what the script imports from its folder; None if nodes read that folder directly.
+        bundle: what the script imports from its folder; None if it has no folder, or nodes read
+            that directly.
         script: the script's name in the bundle.
         keeps_first: all runs use the trainable of the first one, which stays in ``blobs``: a
             submitted script runs again in each process of its search, and may make other data.
@@ -60,7 +61,7 @@ class CodePackage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_apart(self) -> bool:
         """Whether nodes need no files of this machine."""
-        return self.bundle is not None and is_remote(self.store)
+        return is_remote(self.store)
 
 
 def package_code(
@@ -130,8 +131,8 @@ def environment_of(
         preload = tuple(run.preload)
     else:
         preload = modules_of(prepared.pickled.code) if code is None else preload_of(code)
-    if code_package is not None and code_package.bundle is not None:
-        path = search_path(code_package.script)
+    if code_package is not None and (code_package.bundle is not None or code_package.is_apart):
+        path = () if code_package.bundle is None else search_path(code_package.script)
         return Environment(run.python or "", preload, given, path, inherits=True)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)

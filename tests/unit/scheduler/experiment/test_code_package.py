@@ -78,6 +78,13 @@ def test_code_bundle_sends_no_interpreter_or_variables_of_this_machine(tmp_path)
     assert of.sys_path == ("scripts", "")
 
 
+def test_code_of_a_notebook_sends_no_interpreter_or_variables_of_this_machine(tmp_path):
+    code_package = CodePackage(blobs=BlobFolder(tmp_path), store="s3://bucket/farm")
+    of = environment_of(prepared(env_vars={"A": "1"}), code_package=code_package)
+    assert (of.python, of.variables, of.inherits, of.sys_path) == ("", {"A": "1"}, True, ())
+    assert code_package.is_apart
+
+
 @pytest.mark.parametrize(
     ("script", "path"),
     [("train.py", ("",)), ("a/b/train.py", ("a/b", "")), (".hidden/x.py", (".hidden", ""))],
