@@ -29,10 +29,13 @@ def test_a_scheduler_without_an_address_says_how_to_give_it(rejected):
     assert "--redis redis://host:6379/0" in said
 
 
-def test_a_script_is_refused_with_the_command_that_submits_it(rejected):
-    code, said = rejected("search.py")
+@pytest.mark.parametrize(
+    "unknown", [["--jornal-release", "store"], ["--journal", "store"], ["search.py"]]
+)
+def test_unknown_and_abbreviated_arguments_are_named(rejected, unknown):
+    code, said = rejected(*unknown)
     assert code == 2
-    assert "start it without one and run `tunemq submit search.py`" in said
+    assert f"unrecognized arguments: {' '.join(unknown)}" in said
 
 
 def test_a_redis_that_cannot_be_reached_is_named_without_its_password(rejected):

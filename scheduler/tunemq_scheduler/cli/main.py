@@ -30,6 +30,13 @@ EXIT_USAGE = 64
 AddParser = Callable[[Any], None]
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes only whole names of options: a misspelt one would be another one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+
 def main(
     version: str,
     arguments: Sequence[str] | None = None,
@@ -43,7 +50,7 @@ def main(
         arguments: By default those of this process.
         others: Add the commands of the workers' package, which the scheduler's does not import.
     """
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",
         epilog=(

@@ -55,7 +55,6 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # else the program's --lr could abbreviate an option
         add_help=False,  # -h may be the program's
     )
     parser.add_argument("--help", action="help", help="show this help and exit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import NoReturn
 
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.known_variables import unknown_variables
@@ -27,7 +26,6 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " Without --store, code and checkpoints lie in --results, and workers must be able to"
         " read that folder under the same path: all on one machine, or on a shared file system.",
     )
-    parser.add_argument("SCRIPT", nargs="?", type=_refuse_script, help=argparse.SUPPRESS)
     parser.add_argument(
         "--redis",
         metavar="URL",
@@ -130,9 +128,3 @@ def run(options: argparse.Namespace) -> int:
         take_over=tuple(options.take_over),
     )
     return serve_farm(service)
-
-
-def _refuse_script(given: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(
-        f"the scheduler takes no script: start it without one and run `tunemq submit {given}`"
-    )
