@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 from tunemq_shared.base.decoding_errors import NO_JSON
 from tunemq_shared.base.errors import MetricError
 from tunemq_shared.executables.metric_lines import LineSplitter
-from tunemq_shared.protocol.result_conditions import TRAINING_ITERATION
 
 _CHUNK: Final = 2**20
 
@@ -21,17 +20,12 @@ class FollowedFile:
     """The JSON objects in a file, as a program appends them.
 
     An existing file, from an earlier attempt, is renamed, so that nothing is read twice. A program
-    may write all lines anew each time: those that were read before are skipped. So are lines that
-    are numbered, by ``training_iteration``, as results before the checkpoint. Equal lines prove
-    nothing: results may repeat.
-
-    Args:
-        path: of the file.
-        results: the number of results before the checkpoint from which the trial continues.
+    may write all lines anew each time: those that were read before are skipped. What an earlier
+    attempt wrote is not compared: equal lines, or equal numbers in them, may be new results.
     """
 
-    def __init__(self, path: str, results: int = 0) -> None:
-        self._path, self._results = path, results
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._splitter = LineSplitter()
         self._offset = self._lines = 0
         #: The hashes of the lines that were read, in their order.
@@ -79,14 +73,8 @@ class FollowedFile:
                     continue
                 del self._read_before[place:]  # the file has other lines from here on
             self._read_before.append(found)
-            if line.strip() and not self._is_from_before(read := self._read(line)):
-                yield read
-
-    def _is_from_before(self, found: Mapping[str, Any]) -> bool:
-        number = found.get(TRAINING_ITERATION)
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            return False
-        return number <= self._results
+            if line.strip():
+                yield self._read(line)
 
     def _read(self, line: bytes) -> dict[str, Any]:
         try:

@@ -119,8 +119,7 @@ class _TrialAttempt:
         if self._metrics_from == STDOUT:
             lines = MetricLines(expected, self._pattern)
         elif self._metrics_from != REPORT:
-            path = os.path.join(session.start.folder, self._metrics_from)
-            file = FollowedFile(path, session.progress.iteration)
+            file = FollowedFile(os.path.join(session.start.folder, self._metrics_from))
         with (
             report_socket.listen(self._socket) as listener,
             closing(Program(self._arguments, self._variables, self._cwd)) as program,
