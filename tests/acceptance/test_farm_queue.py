@@ -186,23 +186,6 @@ def test_paused_and_resumed_search_repeats_at_most_one_interval(farm):
         assert _repeated(steps) <= interval
 
 
-def test_stopped_search_that_is_resumed_continues_its_trials(farm):
-    interval = 4
-    farm.submit(Search(name="exp", trials=2, steps=60, save_every=interval, has_gate=True))
-    farm.open_gate("exp", 6)
-    farm.wait_for_steps("exp", 2, 6)
-    farm.tunemq("stop", "exp")
-    farm.open_gate("exp", 60)
-    farm.wait_for("exp", "STOPPED")
-
-    farm.tunemq("resume", "exp")
-    farm.wait_for("exp", "FINISHED")
-
-    farm.check_results("exp")
-    for steps in farm.steps("exp").values():
-        assert _repeated(steps) <= interval
-
-
 # --- scheduler failures ---------------------------------------------------------------------------
 
 

@@ -241,6 +241,12 @@ def test_commands_print_each_change_as_a_line_and_as_json(queued, tunemq):
     assert tunemq("rm", "exp") == "exp is removed; its files remain\n"
 
 
+def test_resume_of_a_stopped_search_says_that_ended_trials_stay_ended(queued, tunemq):
+    tunemq("stop", "exp")
+    said = tunemq("resume", "exp")
+    assert said == "exp is queued again; trials that the stop ended stay ended\n"
+
+
 def test_rm_removes_files_only_when_confirmed(queued, tunemq, monkeypatch):
     tunemq("stop", "exp")
     monkeypatch.setattr("builtins.input", lambda: "n")

@@ -103,23 +103,26 @@ class Tuner:
     ) -> Self:
         """Create a tuner that continues an experiment: finished, stopped, interrupted or crashed.
 
-        `fit` then runs the remaining trials. This method unpickles the experiment's settings from
-        its folder, which can execute code: restore only experiments of people whom you trust.
+        `fit` then runs the remaining trials; those that a stop of the whole experiment ended stay
+        ended, also where its time budget or a stopper's ``stop_all`` was the reason.
+
+        This method unpickles the experiment's settings from its folder, which can execute code:
+        restore only experiments of people whom you trust.
 
         Args:
             path (str or path): the experiment's folder, or its address in a store.
             trainable (function, class or executable): the same trainable as before; its code may
                 have been corrected.
-            resume_unfinished (bool): continue unfinished trials, also of a search that was stopped,
-                from their last checkpoints; False ends them as they are.
+            resume_unfinished (bool): continue unfinished trials from their last checkpoints; False
+                ends them as they are.
             resume_errored (bool): continue trials in ERROR from their last checkpoints.
             restart_errored (bool): restart trials in ERROR from the beginning; what they reported
                 before no longer counts.
             param_space (dict): the same search space as before; needed where it could not be
                 pickled or refers to an object that has moved.
             tune_config (TuneConfig): replaces the earlier one, for instance with more
-                ``num_samples`` or another ``time_budget_s``. Metric, mode, seed and the types of
-                the algorithms cannot change.
+                ``num_samples`` or, for trials that had not ended, another ``time_budget_s``.
+                Metric, mode, seed and the types of the algorithms cannot change.
             run_config (RunConfig): replaces the earlier one, for instance with other callbacks,
                 more retries or another ``stop``; trials that only the old criteria ended continue,
                 if these were a dict.
@@ -145,7 +148,6 @@ class Tuner:
             trainable,
             ResumeOptions(
                 unfinished=resume_unfinished,
-                stopped=resume_unfinished,
                 errored="resume" if resume_errored else "restart" if restart_errored else "",
             ),
             param_space=param_space,

@@ -64,7 +64,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             groups,
             "resume",
             resume,
-            "continue an experiment that was paused or stopped, or that failed",
+            "continue an experiment that was paused or that failed; of a stopped one, what had not"
+            " begun",
         )
     )
     retry = add_command(groups, "retry", retry_it, "run failed trials (ERROR) again")

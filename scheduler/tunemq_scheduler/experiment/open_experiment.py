@@ -72,14 +72,11 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
         unfinished: resume unfinished trials; otherwise they end in their current state.
         errored: trials in ERROR ``resume`` from their last checkpoint, ``restart``, or stay
             (empty).
-        stopped: trials resume that ended only because the whole search was stopped, unless the
-            reason for that holds.
         also: further trials in ERROR that resume.
         stops: if known, the stop criteria: trials that only those of the previous run ended resume.
     """
 
     unfinished: bool = True
-    stopped: bool = False
     errored: Literal["", "resume", "restart"] = ""
     also: tuple[str, ...] = ()
     stops: StopCriteria | None = None
@@ -244,7 +241,6 @@ def resumption(
     options: ResumeOptions,
     settings: RunnerSettings,
     *,
-    budget_s: float | None,
     is_cold: bool = True,
 ) -> m.ExperimentResumed:
     """Make the event with which a further run begins.
@@ -254,7 +250,6 @@ def resumption(
         options: how to treat the trials of earlier runs.
         settings: the rules of this run; the retention policy and the checkpoints from which trials
             begin stay unchanged.
-        budget_s: the time budget of all runs in total; None if there is none.
         is_cold: whether nothing is left of the previous run's nodes.
 
     Raises:
@@ -264,10 +259,7 @@ def resumption(
     before = runner.settings
     settings = msgspec.structs.replace(settings, keep=before.keep, restore=before.restore)
     run = runner.run + 1
-    also = [*_may_go_further(opened, options), *_tried_again(opened, options.also)]
-    is_up = budget_s is not None and opened.elapsed() >= budget_s
-    if options.stopped and is_cold and not is_up:  # otherwise a stop is completed
-        also += [trial for trial in _stopped_with_the_search(opened) if trial not in also]
+    also = (*_may_go_further(opened, options), *_tried_again(opened, options.also))
     if repair is not None:
         repair.follow(also)
     turns_were_lost = repair is not None and repair.turns_were_lost
@@ -278,7 +270,7 @@ def resumption(
         errored=options.errored,
         is_cold=is_cold,
         settings=b"" if settings == before else m.encode(settings),
-        also=tuple(also),
+        also=also,
         attempts_from=run * ATTEMPTS_BEYOND if turns_were_lost else 0,
     )
 
@@ -305,20 +297,6 @@ def _tried_again(opened: OpenExperiment, trials: tuple[str, ...]) -> tuple[str, 
     """Return those in ERROR; the previous run may have retried the others already."""
     errored = opened.runner.errored() if trials else ()
     return tuple(trial for trial in trials if trial in errored)
-
-
-def _stopped_with_the_search(opened: OpenExperiment) -> tuple[str, ...]:
-    """Return the trials that ended with the whole search, unless a stopper would end it again."""
-    runner = opened.runner
-    if not runner.stopping or opened.driver.algorithms.enough():
-        return ()
-    summaries = {trial: runner.summary(trial) for trial in (*runner.finished, *runner.live)}
-    found = [
-        trial
-        for trial, one in summaries.items()
-        if one.status == TERMINATED and one.reason == runner.stopping
-    ]
-    return tuple(sorted(found, key=lambda trial: summaries[trial].number))
 
 
 def _may_go_further(opened: OpenExperiment, options: ResumeOptions) -> tuple[str, ...]:

@@ -230,8 +230,7 @@ class Experiment:
         Raises:
             JournalError, StoreError: the record of the previous run cannot be read.
         """
-        budget_s = self.prepared.tune.budget_s
-        event = resumption(opened, options, self._settings, budget_s=budget_s)
+        event = resumption(opened, options, self._settings)
         before = read_record(self.folder)
         self._is_copied = before is not None and before.is_copied
         is_over = before is not None and (before.is_over or before.holder.is_gone)

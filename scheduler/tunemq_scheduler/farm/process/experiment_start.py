@@ -196,11 +196,7 @@ def _prepared(
     found = None
     if place.is_there:
         retried = () if job.retry in {"", RETRY_ALL} else (job.retry,)
-        options = ResumeOptions(
-            stopped=not job.retry,
-            errored="resume" if job.retry == RETRY_ALL else "",
-            also=retried,
-        )
+        options = ResumeOptions(errored="resume" if job.retry == RETRY_ALL else "", also=retried)
         found = restored(
             place.folder,
             parts.trainable,

@@ -211,13 +211,7 @@ class FarmExperiment(Experiment):
             if key != self._job.events_key:  # its nodes have given it up
                 self._is_warm = False
             before = max(before, self._record.run)
-        event = resumption(
-            opened,
-            options,
-            self._settings,
-            budget_s=self.prepared.tune.budget_s,
-            is_cold=not self._is_warm,
-        )
+        event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
         run = before + 1
         # The journal has all attempts of the previous scheduler, but a copy of it may lack some.
         is_beyond = self._is_copy or event.attempts_from > 0

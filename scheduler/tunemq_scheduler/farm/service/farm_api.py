@@ -221,7 +221,13 @@ class FarmApi:
             self._experiments.resume(entry.name)
             return _done(entry, "continues")
         self._may(entry, State.QUEUED, "resumed")
-        return self._queued(self._queue.move(entry.name, State.QUEUED, reason))
+        was_stopped = entry.state is State.STOPPED
+        done = self._queued(self._queue.move(entry.name, State.QUEUED, reason))
+        if not was_stopped:
+            return done
+        return msgspec.structs.replace(
+            done, text=f"{done.text}; trials that the stop ended stay ended"
+        )
 
     def retry(self, request: r.RetryTrials, caller: RequestCaller) -> MaybeLater[a.RequestDone]:
         """Continue trials in state ERROR now, or in another run of a finished experiment."""

@@ -224,7 +224,7 @@ def test_restart_asks_again_about_a_result_from_before_an_interruption() -> None
     opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     options = ResumeOptions(stops=StopCriteria(saved=before))
-    event = resumption(opened, options, loop.runner.settings, budget_s=None)
+    event = resumption(opened, options, loop.runner.settings)
     assert event.also == ("t_00000",), "with other criteria the trial may continue"
     loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
@@ -245,43 +245,12 @@ def test_restart_with_new_criteria_continues_a_trial_that_ended_by_the_old_ones(
     opened = OpenExperiment(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     options = ResumeOptions(stops=StopCriteria(saved=before))
-    event = resumption(opened, options, loop.runner.settings, budget_s=None)
+    event = resumption(opened, options, loop.runner.settings)
     assert event.also == ("t_00000",)
     loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
     trial = loop.runner.live["t_00000"]
     assert (trial.status, trial.stop_ordered, trial.ending) == ("RUNNING", False, "")
-
-
-@pytest.mark.parametrize(
-    ("options", "budget_s", "is_cold", "also"),
-    [
-        (ResumeOptions(stopped=True), None, True, ("t_00000", "t_00002")),
-        (ResumeOptions(stopped=True), 1e9, True, ("t_00000", "t_00002")),
-        (ResumeOptions(stopped=True), 0.0, True, ()),
-        (ResumeOptions(stopped=True), None, False, ()),
-        (ResumeOptions(), None, True, ()),
-    ],
-    ids=["no budget", "time left", "time is up", "a scheduler takes over", "not to continue"],
-)
-def test_restart_continues_trials_that_ended_with_the_whole_search(
-    options, budget_s, is_cold, also
-) -> None:
-    loop = Loop(trials=3)
-    joined = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 3.0})
-    loop.turn(joined)
-    loop.batch(1, started(), result(1))
-    loop.turn(m.StopRequested("t_00001", "this one"))
-    loop.turn(m.StopRequested(None, "stopped by alice"))
-    ended = [m.TrialFinished, m.SlotFreed]
-    loop.batch(3, *(kind(f"t_0000{n}", 1) for n in range(3) for kind in ended))
-    assert not loop.runner.live
-    opened = OpenExperiment(loop.journal, loop.loop.driver)
-    settings = loop.runner.settings
-    event = resumption(opened, options, settings, budget_s=budget_s, is_cold=is_cold)
-    assert event.also == also
-    loop.loop.resume(event)
-    assert tuple(loop.runner.live) == also
 
 
 def test_restart_by_a_scheduler_that_takes_over_keeps_stopping_trials() -> None:
@@ -331,7 +300,7 @@ def test_ended_trial_is_work_until_its_process_is_gone_and_its_uploads_are_settl
 
     def is_work() -> bool:
         opened = OpenExperiment(loop.journal, loop.loop.driver)
-        event = resumption(opened, ResumeOptions(), loop.runner.settings, budget_s=None)
+        event = resumption(opened, ResumeOptions(), loop.runner.settings)
         return has_work(opened, event, prepared)
 
     assert is_work()
