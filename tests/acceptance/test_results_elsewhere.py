@@ -121,3 +121,35 @@ def test_trials_of_a_notebook_run_in_folders_of_their_node(farm: FarmService) ->
     assert result.error is None
     assert str(farm.results) not in result.metrics["folder"]
     assert "the trial prints" in farm.tunemq("logs", f"notebook/{result.metrics['trial_id']}")
+
+
+def _writes_records(config):
+    for name in ("result.json", "checkpoint_1-000001/manifest.json"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("{}")
+    Path("made").mkdir()
+    Path("made", "weights").write_text("good")
+    tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint.from_directory("made"))
+
+
+def test_files_of_a_trial_replace_neither_its_results_nor_its_checkpoint_in_the_store(
+    farm: FarmService, bucket: str
+) -> None:
+    tune.Tuner(
+        _writes_records,
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="records", verbose=0),
+    ).fit(address=farm.url)
+
+    def are_sent() -> bool:
+        """The node keeps a folder of which it left something out."""
+        return any(farm.folder.glob("**/trials/unsent-*/made/weights"))
+
+    eventually(are_sent, within=60, message=lambda: str(farm))
+
+    address = f"s3://{bucket}/searches/records"
+    (result,) = tune.Tuner.restore(address, _writes_records).get_results()
+
+    assert [one["loss"] for one in result.history] == [1.0]
+    with result.checkpoint.as_directory() as folder:
+        assert Path(folder, "weights").read_text() == "good"

@@ -6,7 +6,7 @@ import errno
 import fnmatch
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,10 +15,14 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
-from tunemq_shared.checkpoints.checkpoint_markers import NEVER_COPIED_CHECKPOINTS
+from tunemq_shared.checkpoints.checkpoint_markers import (
+    COMMITTED_CHECKPOINTS,
+    NEVER_COPIED_CHECKPOINTS,
+)
 from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import entries
 from tunemq_shared.system.plain_files import opened_below, sha256_of
+from tunemq_shared.trial.record_files import RECORD_FILES
 
 #: The most bytes of a trial's files in the store together; files beyond that stay out.
 LIMIT_BYTES: Final = 2**30
@@ -73,7 +77,7 @@ def send_folder(
     for size, name in sorted(found):
         cancel.check()
         parts = name.split(os.sep)
-        if _SCHEDULERS_FOLDER in parts[:-1] or _SCHEDULERS_FILE in parts:
+        if _is_reserved(parts):
             reserved.append(name)
             continue
         if encodable(name) != name:
@@ -108,9 +112,8 @@ def send_folder(
         )
     if reserved:
         raise StoreError(
-            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, "
-            f"folders called {_SCHEDULERS_FOLDER}, and files and folders called "
-            f"{_SCHEDULERS_FILE}, are the scheduler's; have the trial rename them."
+            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, this"
+            " name is for what TuneMQ writes; have the trial rename them."
         )
     if too_much:
         size, name = max(too_much)
@@ -148,6 +151,16 @@ def _send(
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
+
+
+def _is_reserved(parts: Sequence[str]) -> bool:
+    """Return whether a file would be taken for a checkpoint, or for a file of the scheduler's."""
+    return (
+        _SCHEDULERS_FOLDER in parts[:-1]
+        or _SCHEDULERS_FILE in parts
+        or parts[0] in RECORD_FILES
+        or fnmatch.fnmatchcase(parts[0], COMMITTED_CHECKPOINTS)
+    )
 
 
 def _is_never_copied(name: str) -> bool:

@@ -13,6 +13,8 @@ from tunemq_scheduler.security.findings import Finding, ok, problem
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 
+#: The most bytes of a command line to read: every user can make a process with a huge one.
+_MOST_BYTES: Final = 2**17
 #: Shorter secrets occur in command lines by chance.
 _SHORTEST_SECRET: Final = 6
 #: Shorter secrets occur within words and paths by chance.
@@ -104,7 +106,7 @@ def running_processes() -> Iterator[ListedProcess]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                parts = file.read().decode(errors="replace").split("\0")
+                parts = file.read(_MOST_BYTES).decode(errors="replace").split("\0")
                 if any(parts):
                     yield ListedProcess(int(name), parts)
 

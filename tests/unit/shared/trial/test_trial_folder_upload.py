@@ -84,14 +84,19 @@ def test_files_beyond_the_limit_stay_out_and_the_largest_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl", "deep/tuner.pkl/a"]
+    "name",
+    [
+        *("journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl", "deep/tuner.pkl/a"),
+        *("result.json", "progress.csv", "params.json", "params.pkl", "error.txt"),
+        *("result.json/a", "checkpoint_1-000003/manifest.json", "checkpoint_12-1000000"),
+    ],
 )
 def test_send_folder_names_reserved_for_the_scheduler_are_left_out_and_reported(folder, name):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("x")
     (folder / "plots" / "journal").write_text("a file of that name is no folder")
     objects = Objects()
-    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*scheduler's"):
+    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*TuneMQ writes"):
         send(folder, objects=objects)
     assert f"train_a/{name}" not in objects.there
     assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
