@@ -6,10 +6,16 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunemq_shared.base.errors import TrainableError
-from tunemq_shared.executables.run_executable import REPORT, STDOUT, ProgramCommand, run
+from tunemq_shared.executables.run_executable import (
+    FOLDER_HINT,
+    REPORT,
+    STDOUT,
+    ProgramCommand,
+    run,
+)
 from tunemq_shared.executables.templates import check_names, names_in
 from tunemq_shared.trial.session import running
 
@@ -34,7 +40,7 @@ def executable(
             trial's folder.
         pattern: A regular expression for a line of stdout, with a named group per metric; replaces
             ``name=value`` and JSON.
-        cwd: The working directory, by default the current one.
+        cwd: The working directory, by default the current one; on a farm that of the script.
         name: The name of the trainable, and so of its trials' folders; by default the program's.
 
     Raises:
@@ -54,6 +60,9 @@ def executable(
 class Executable:
     """The trainable that `executable` returns: a function of a configuration, with a command."""
 
+    #: The folder of the script that a farm loads now; there the node finds the program.
+    script_folder: ClassVar[str | None] = None
+
     def __init__(
         self,
         command: Sequence[str],
@@ -68,17 +77,21 @@ class Executable:
                 f"executable({command!r}): give a list of texts, the program and its arguments, "
                 'such as ["./train.sh", "--lr", "{lr}"].'
             )
-        folder = os.path.abspath(cwd) if cwd is not None and not names_in(str(cwd)) else cwd
-        where = os.getcwd() if folder is None else os.fspath(folder)
+        folder = Executable.script_folder or os.getcwd()
+        if Executable.script_folder is None:
+            _check_program(command[0], folder)
+        else:
+            _check_sent(command if cwd is None else command[:1], folder)
         self.command = ProgramCommand(
-            arguments=(_program(command[0]), *command[1:]),
+            arguments=tuple(command),
             metrics_from=_checked_source(metrics_from),
             pattern=_checked_pattern(pattern, metrics_from),
-            cwd=where,
+            cwd="" if cwd is None else os.fspath(cwd),
+            folder=folder,
         )
         for text in self.command.texts:
             names_in(text)
-        self.__name__ = name or _name_of(command)
+        self.__name__ = name or _name_of(command, folder)
 
     def __call__(self, config: dict[str, Any]) -> None:
         """Run the command, as the running trial."""
@@ -96,20 +109,20 @@ class Executable:
         check_names(self.command.texts, known)
 
 
-def _program(given: str) -> str:
-    """The program, as a command or path that works in every folder.
+def _check_program(given: str, folder: str) -> None:
+    """Check that the program exists and is executable.
 
     Raises:
         TrainableError: It does not exist, or is not executable.
     """
     if names_in(given):
-        return given
+        return
     if os.sep not in given:
         if shutil.which(given) is None:
             beside = f"; for the file here write ./{given}" if os.path.isfile(given) else ""
             raise TrainableError(f"there is no command {given!r} on the PATH{beside}.")
-        return given
-    path = os.path.abspath(given)
+        return
+    path = os.path.normpath(os.path.join(folder, given))
     if not os.path.isfile(path):
         raise TrainableError(f"the program {given!r} is no file: there is none at {path}.")
     if not os.access(path, os.X_OK):
@@ -117,7 +130,25 @@ def _program(given: str) -> str:
             f"the program {given!r} cannot be executed: chmod +x {given}, or name what runs it, "
             f"such as: bash {given}"
         )
-    return path
+
+
+def _check_sent(command: Sequence[str], folder: str) -> None:
+    """Check a farm's copy of the script's folder: it has the program, or the script that it runs.
+
+    All other programs are those of the nodes.
+
+    Raises:
+        TrainableError: The file was not sent, or is not executable.
+    """
+    program, script = command[0], "".join(command[1:2])
+    is_own = os.sep in program and not os.path.isabs(program)
+    name = program if is_own else script if script.endswith((".py", ".sh")) else ""
+    if not name or os.path.isabs(name) or names_in(name):
+        return
+    if not os.path.isfile(os.path.join(folder, name)):
+        raise TrainableError(f"{name!r} was not sent. {FOLDER_HINT}")
+    if is_own:
+        _check_program(program, folder)
 
 
 def _checked_source(source: str) -> str:
@@ -155,7 +186,7 @@ def _checked_pattern(pattern: str | None, source: str) -> str | None:
     return pattern
 
 
-def _name_of(command: Sequence[str]) -> str:
+def _name_of(command: Sequence[str], folder: str) -> str:
     """The name of what runs: for ``python train.py`` and ``./train.sh`` it is ``train``."""
-    what = command[1] if len(command) > 1 and os.path.isfile(command[1]) else command[0]
-    return os.path.splitext(os.path.basename(what))[0]
+    is_script = len(command) > 1 and os.path.isfile(os.path.join(folder, command[1]))
+    return os.path.splitext(os.path.basename(command[1] if is_script else command[0]))[0]

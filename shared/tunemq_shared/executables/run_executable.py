@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_shared.base.errors import CheckpointError, MetricError
+from tunemq_shared.base.errors import CheckpointError, ExecutableFailed, MetricError, TrainableError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.checkpoint_markers import TEMPORARY_PREFIX, remove
 from tunemq_shared.executables import report_socket
@@ -27,13 +27,18 @@ from tunemq_shared.executables.output_intake import (
     ResultSources,
 )
 from tunemq_shared.executables.program import Program
-from tunemq_shared.executables.templates import parameters_of, render, variables_of
+from tunemq_shared.executables.templates import names_in, parameters_of, render, variables_of
+from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_shared.trial.control_flow import TrialPauseExit
 from tunemq_shared.trial.trial_session import TrialSession
 
 #: Sources of results; any other value is the name of a file.
 STDOUT: Final = "stdout"
 REPORT: Final = "report"
+#: Ends errors about files that a farm's nodes do not have.
+FOLDER_HINT: Final = (
+    "Files beside the script get to the farm with `tunemq submit --folder .` or fit(folder=...)."
+)
 
 #: Seconds between two checks whether the trial must stop.
 _POLL_INTERVAL_S: Final = 0.1
@@ -52,13 +57,16 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
         arguments: The program and its arguments.
         metrics_from: `STDOUT`, `REPORT`, or a file of JSON lines.
         pattern: A regular expression for lines of stdout that are results.
-        cwd: The working directory.
+        cwd: The working directory; relative to the trial's folder if it holds names, else to the
+            same folder as the program.
+        folder: The folder of a relative program, where the search does not bring its own.
     """
 
     arguments: tuple[str, ...]
     metrics_from: str = STDOUT
     pattern: str | None = None
     cwd: str
+    folder: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -80,6 +88,11 @@ def run(command: ProgramCommand, config: Mapping[str, Any], session: TrialSessio
     os.makedirs(work)
     try:
         _TrialAttempt(command, config, session, work).run()
+    except (ExecutableFailed, TrainableError) as error:
+        is_elsewhere = _base_folder(command, session.start) != command.folder
+        if is_elsewhere and "No such file" in str(error):
+            error.args = (f"{error}\n{FOLDER_HINT}",)
+        raise
     finally:
         remove(work)
 
@@ -107,7 +120,11 @@ class _TrialAttempt:
         }
         values = ours | dict(parameters_of(config))
         self._arguments = [render(argument, values) for argument in command.arguments]
-        self._cwd = os.path.join(folder, render(command.cwd, values))
+        base, program = _base_folder(command, session.start), command.arguments[0]
+        if os.sep in program and not names_in(program):
+            self._arguments[0] = os.path.normpath(os.path.join(base, self._arguments[0]))
+        above = folder if names_in(command.cwd) else base
+        self._cwd = os.path.normpath(os.path.join(above, render(command.cwd, values)))
         self._metrics_from = render(command.metrics_from, values)
         self._pattern = command.pattern
         self._variables = _variables(ours, config, self._socket)
@@ -207,6 +224,18 @@ class _TrialAttempt:
             f'Print a line such as "{name}=0.3", call `tunemq report {name}=0.3`, or correct the '
             "name of the metric."
         )
+
+
+def _base_folder(command: ProgramCommand, start: TrialSpec) -> str:
+    """Return the folder of relative paths.
+
+    That of the script, as it was sent to the farm; else the one in which the user made the command,
+    if this machine shares it; else the trial's.
+    """
+    if start.bundle is not None:
+        return start.environment.sys_path[0]
+    is_shared = not start.environment.inherits and os.access(command.folder, os.X_OK)
+    return command.folder if is_shared else start.folder
 
 
 def _write_config(work: str, config: Mapping[str, Any]) -> str:

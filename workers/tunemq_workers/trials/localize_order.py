@@ -113,6 +113,7 @@ def localised(start: TrialSpec, folder: str, inherited: Mapping[str, str]) -> Tr
             given.preload,
             {**inherited, **given.variables} if given.inherits else given.variables,
             sys_path,
+            given.inherits,
         ),
     )
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from tunemq_scheduler.api.tuner import Tuner
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.executables.executable import Executable
+from tunemq_shared.executables.run_executable import FOLDER_HINT
 
 #: The name of the script's module; not ``__main__``, so that its main part does not run.
 _MODULE: Final = "__tunemq_script__"
@@ -40,11 +42,15 @@ def load_tuner(path: Path, name: str) -> Tuner:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
     cloudpickle.register_pickle_by_value(module)  # also of values in configurations
-    Tuner.may_fit = False
+    Tuner.may_fit, Executable.script_folder = False, folder
     try:
         spec.loader.exec_module(module)  # its exceptions are the script's own, with their traceback
+    except FileNotFoundError as error:
+        if str(error.filename).startswith(f"{folder}/"):
+            error.add_note(FOLDER_HINT)
+        raise
     finally:
-        Tuner.may_fit = True
+        Tuner.may_fit, Executable.script_folder = True, None
     return _tuner_of(vars(module), path, name)
 
 

@@ -16,7 +16,7 @@ from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.base.errors import TrainableError
 from tunemq_shared.executables import report_socket
 from tunemq_shared.executables.executable import executable
-from tunemq_shared.protocol.messages import CheckpointRef
+from tunemq_shared.protocol.messages import BlobRef, CheckpointRef, Environment
 from tunemq_shared.trainable.run_trial import run_trial
 
 LOSS = {"required_metrics": ("loss",), "finite_metrics": ("loss",)}
@@ -96,6 +96,40 @@ def test_program_runs_in_the_folder_of_its_trainable_or_in_the_given_one(
 
     assert (tmp_path / "here").read_text() == f"{tmp_path}\n"
     assert (other / "there").read_text() == f"{other}\n"
+
+
+def test_program_on_a_farm_is_that_of_the_folder_that_was_sent(
+    trials, tmp_path, monkeypatch, capfd
+):
+    (tmp_path / "sent").mkdir()
+    for folder in (tmp_path, tmp_path / "sent"):
+        (folder / "script.sh").write_text(f"#!/bin/sh\necho loss=1; echo {folder}; pwd\n")
+        (folder / "script.sh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    sent = {
+        "bundle": BlobRef("sha", 0, ""),
+        "environment": Environment("", (), {}, (str(tmp_path / "sent"),), inherits=True),
+    }
+    for cwd in (None, "{trial_dir}"):
+        trials.run(executable(["./script.sh"], cwd=cwd), **sent)
+    where = f"{tmp_path}/sent\n", f"{tmp_path}/trial\n"
+
+    assert capfd.readouterr().out == "".join(f"loss=1\n{where[0]}{one}" for one in where)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_program_on_a_node_without_the_users_folder_runs_in_that_of_the_trial(
+    trials, tmp_path, monkeypatch, capfd, is_gone
+):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    program = executable(["sh", "-c", "echo loss=1; pwd"])
+    monkeypatch.chdir(tmp_path)
+    if is_gone:
+        (tmp_path / "mine").rmdir()
+    trials.run(program, environment=Environment("", (), {}, (), inherits=not is_gone))
+
+    assert capfd.readouterr().out == f"loss=1\n{tmp_path}/trial\n"
 
 
 def test_name_is_that_of_the_script(tmp_path, monkeypatch):

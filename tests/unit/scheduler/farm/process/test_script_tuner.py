@@ -8,7 +8,8 @@ import pytest
 
 from tunemq_scheduler.api.tuner import Tuner
 from tunemq_scheduler.farm.process.script_tuner import load_tuner
-from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError, TrainableError
+from tunemq_shared.executables.executable import executable
 
 TEXT = """
 import helper_of_the_script
@@ -72,3 +73,22 @@ def test_script_that_runs_its_search_when_it_is_loaded_is_refused(script, call):
     with pytest.raises(ConfigError, match=r"calls fit\(\) or run\(\).*if __name__"):
         load_tuner(script, "tuner")
     assert Tuner.may_fit
+
+
+def test_program_is_that_of_the_scripts_folder_whatever_the_current_one(script, monkeypatch):
+    script.write_text(
+        "import tunemq as tune\n"
+        "tuner = tune.Tuner(tune.executable(['./train.sh']))\n"
+        "other = tune.Tuner(tune.executable(['program-of-the-nodes']))\n"
+    )
+    monkeypatch.chdir("/")
+    with pytest.raises(TrainableError, match="submit --folder"):
+        load_tuner(script, "tuner")
+    program = script.with_name("train.sh")
+    program.touch()
+    with pytest.raises(TrainableError, match="chmod"):
+        load_tuner(script, "tuner")
+    program.chmod(0o755)
+    load_tuner(script, "tuner")
+    with pytest.raises(TrainableError, match="on the PATH"):
+        executable(["program-of-the-nodes"])
