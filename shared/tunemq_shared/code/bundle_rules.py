@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.base.errors import ConfigError
 
-#: Excluded by default: never the user's code.
+#: Excluded by default: never the user's code, and the keys in a home folder.
 DEFAULTS: Final = (
     ".git/",
     ".hg/",
@@ -34,6 +34,14 @@ DEFAULTS: Final = (
     ".ipynb_checkpoints/",
     ".DS_Store",
     "tunemq_results/",
+    ".aws/",
+    ".config/",
+    ".docker/",
+    ".gnupg/",
+    ".kube/",
+    ".ssh/",
+    ".netrc",
+    ".pgpass",
 )
 #: The first of these in a folder counts there.
 FILES: Final = (".tunemqignore", ".gitignore")

@@ -71,6 +71,20 @@ def test_bundle_of_a_folder_omits_files_that_are_no_code(blobs, project, tmp_pat
     assert (folder / "models/net.py").read_text() == "SIZE = 3\n"
 
 
+def test_keys_of_a_home_folder_stay_there_unless_they_are_included(blobs, project, tmp_path):
+    keys = {
+        *(".ssh/id_ed25519", ".aws/credentials", ".config/gh/hosts.yml", ".gnupg/key"),
+        *(".kube/config", ".docker/config.json", ".netrc", ".pgpass"),
+    }
+    for name in keys:
+        (project / name).parent.mkdir(exist_ok=True, parents=True)
+        (project / name).write_text("secret")
+    assert not keys & take(project, blobs, tmp_path)
+    (project / ".tunemqignore").write_text("!.config/\n!.netrc\n")
+    found = take(project, blobs, tmp_path / "again")
+    assert keys & found == {".config/gh/hosts.yml", ".netrc"}
+
+
 def test_script_is_bundled_alone(blobs, project, tmp_path):
     assert take(project / "train.py", blobs, tmp_path) == {"train.py"}
 
