@@ -190,3 +190,20 @@ def test_process_that_acts_for_a_user_follows_no_link_through_another_process(li
         finally:
             other.kill()
     assert read.stdout.split() == ["refused"]
+
+
+def test_program_of_another_user_runs_in_a_folder_that_it_cannot_change(farm):
+    folder = farm.folder / "laptop" / "project"
+    folder.mkdir()
+    (folder / "train.sh").write_text("#!/bin/sh\n! touch here && echo loss=1 > $1/a && cat $1/a\n")
+    (folder / "train.sh").chmod(0o755)
+    (folder / "search.py").write_text(
+        "import tunemq as tune\n"
+        "program = tune.executable(['./train.sh', '{trial_dir}'])\n"
+        "tuner = tune.Tuner(program, tune_config=tune.TuneConfig(metric='loss', mode='min'))\n"
+    )
+    done = farm.tunemq(
+        "submit", str(folder / "search.py"), "--folder", str(folder), "--name", "program"
+    )
+    assert "TERMINATED" in done
+    assert [line["loss"] for line in farm.recorded("program")[0]] == [1]
