@@ -32,7 +32,8 @@ class JournalLock:
     def __init__(self, folder: Path, experiment: str) -> None:
         self._path = folder / LOCK
         try:
-            self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            # A user who may read the file could hold the lock.
+            self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JournalError(f"{self._path} cannot be made: {error.strerror}.") from error
         try:

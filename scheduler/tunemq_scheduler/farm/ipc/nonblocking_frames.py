@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.base.errors import TransportError
@@ -127,6 +128,11 @@ class FrameSocket:
             return []
         self.received += len(data)
         return self._decoder.feed(data)
+
+    def refuse_more(self) -> None:
+        """Receive only what has been sent so far, whoever else has the other end."""
+        with suppress(OSError):  # it is closed
+            self._sock.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Close the socket."""

@@ -444,6 +444,7 @@ class ExperimentConnection:
     # --- its end ----------------------------------------------------------------------------------
 
     def _end(self, returncode: int) -> None:
+        self._frames.refuse_more()  # a child that it left may write for ever
         while not self._frames.is_at_end:  # its earlier messages
             before = self._frames.received
             self.on_readable()

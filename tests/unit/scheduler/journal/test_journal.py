@@ -360,6 +360,12 @@ def test_second_process_gets_the_holder_of_the_journal_until_it_is_gone(
     Journal.resume(written)[0].close()
 
 
+def test_no_other_user_can_hold_the_lock_of_a_journal(written: Path) -> None:
+    journal, _ = Journal.resume(written)
+    with journal:
+        assert (written / layout_module.LOCK).stat().st_mode & 0o777 == 0o600
+
+
 def test_second_open_in_the_same_process_is_rejected(written: Path) -> None:
     journal, _ = Journal.resume(written)
     with journal, pytest.raises(JournalLocked, match=f"process {os.getpid()}"):

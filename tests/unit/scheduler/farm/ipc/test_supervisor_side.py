@@ -162,6 +162,21 @@ def test_process_that_exits_with_zero_before_its_search_began_has_died(experimen
     assert "without saying that the search has ended" in process_exit.text
 
 
+def test_process_whose_child_writes_for_ever_ends(experiment, monkeypatch):
+    experiment.attach()
+    experiment.say(r.encode(r.SearchEnded("finished")))
+    read, tries = experiment.connection.on_readable, iter(range(100))
+
+    def read_beside_the_child() -> None:
+        next(tries)  # raises if this does not end
+        experiment.frames.put(r.encode(r.ExperimentAlive()))
+        experiment.frames.flush()
+        read()
+
+    monkeypatch.setattr(experiment.connection, "on_readable", read_beside_the_child)
+    assert experiment.ends(0) == (ExperimentOutcome.FINISHED, 0, "finished", b"")
+
+
 def test_process_that_deregisters_has_ended(experiment):
     experiment.attach()
     experiment.say(r.encode(r.SearchEnded("finished")))
