@@ -14,20 +14,25 @@ from tunemq_shared.base.errors import MetricError
 from tunemq_shared.executables.metric_lines import LineSplitter
 
 _CHUNK: Final = 2**20
+#: How many bytes at each end of what was read are compared at each look.
+_COMPARED: Final = 4096
 
 
 class FollowedFile:
     """The JSON objects in a file, as a program appends them.
 
     An existing file, from an earlier attempt, is renamed, so that nothing is read twice. A program
-    may write all lines anew each time: those that were read before are skipped. What an earlier
-    attempt wrote is not compared: equal lines, or equal numbers in them, may be new results.
+    may write all lines anew each time: those that were read before are skipped. Or the file has one
+    line, and the next result replaces it. What an earlier attempt wrote is not compared: equal
+    lines, or equal numbers in them, may be new results.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._splitter = LineSplitter()
-        self._offset = self._lines = 0
+        self._offset = self._lines = self._inode = 0
+        #: The first and the last bytes that were read: other ones mean that it is written anew.
+        self._head = self._tail = b""
         #: The hashes of the lines that were read, in their order.
         self._read_before: list[int] = []
         self._put_aside()
@@ -54,15 +59,28 @@ class FollowedFile:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise MetricError(f"{self._path} is not a regular file; write JSON lines to one.")
-            if status.st_size < self._offset:  # the program truncated it
+            if self._is_written_anew(file.fileno(), status):
                 self._offset = self._lines = 0
+                self._head = self._tail = b""
                 self._splitter.last()
+            self._inode = status.st_ino
             file.seek(self._offset)
             while self._offset < status.st_size and (piece := file.read(_CHUNK)):
                 self._offset += len(piece)
+                self._head = self._head or piece[:_COMPARED]
+                self._tail = (self._tail + piece)[-_COMPARED:]
                 yield from self._objects(self._splitter.split(piece))
         if is_last:
             yield from self._objects(self._splitter.last())
+
+    def _is_written_anew(self, descriptor: int, status: os.stat_result) -> bool:
+        if status.st_ino != self._inode or status.st_size < self._offset:
+            return self._offset > 0
+        tail_at = self._offset - len(self._tail)
+        return (
+            os.pread(descriptor, len(self._head), 0) != self._head
+            or os.pread(descriptor, len(self._tail), tail_at) != self._tail
+        )
 
     def _objects(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
@@ -71,7 +89,13 @@ class FollowedFile:
             if place < len(self._read_before):
                 if self._read_before[place] == found:
                     continue
-                del self._read_before[place:]  # the file has other lines from here on
+                if len(self._read_before) > 1:
+                    raise MetricError(
+                        f"{self._path}, line {place + 1} is another one than was read before:"
+                        " append lines, or write earlier ones again as they were; or replace the"
+                        " result in a file of one line."
+                    )
+                self._read_before.clear()
             self._read_before.append(found)
             if line.strip():
                 yield self._read(line)

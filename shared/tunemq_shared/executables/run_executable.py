@@ -106,6 +106,8 @@ class _TrialAttempt:
         self._session = session
         self._inbox = CheckpointInbox(work)
         self._socket = os.path.join(work, "report")
+        #: Whether the trial ended, or paused, while the program waited for `tunemq report`.
+        self._ends_in_call = False
         given = _write_config(work, config)
         restored = _restored(session)
         context, folder = session.context, session.start.folder
@@ -176,6 +178,7 @@ class _TrialAttempt:
             call.answer(str(problem))
         except BaseException:
             if call is not None:
+                self._ends_in_call = True
                 call.close()
             raise
         else:
@@ -189,11 +192,13 @@ class _TrialAttempt:
         """Report what the program printed before it paused, and save what it wrote after that.
 
         The files only if the program exited with code 0, by itself or at a pause, or they may be
-        incomplete; and only if all its results count, or they would be ahead of the last one.
+        incomplete; and only if all its results count, or they would be ahead of the last one. A
+        program whose `tunemq report` ended unanswered may not know that its result counts, and so
+        save the step before.
         """
         session, left = self._session, result_reader.join()
         is_paused = session.ended is TrialPauseExit
-        is_whole = code == 0 and (is_paused or session.ended is None)
+        is_whole = code == 0 and (is_paused or session.ended is None) and not self._ends_in_call
         last = self._inbox.take() if is_whole else None
         if is_paused:
             while left and last is None and left[-1].checkpoint is None:

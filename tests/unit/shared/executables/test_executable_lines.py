@@ -118,14 +118,40 @@ def test_growing_file_is_followed(tmp_path):
     assert (tmp_path / "metrics.jsonl.1").read_text() == '{"loss": 9}\n'
 
 
-def test_truncated_file_is_read_from_its_beginning(tmp_path):
+def write_in_place(path, text):
+    path.write_text(text)
+
+
+def replace(path, text):
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize("write", [write_in_place, replace])
+def test_line_that_the_next_result_replaces_is_read_each_time(tmp_path, write):
     path = tmp_path / "metrics.jsonl"
     file = FollowedFile(str(path))
-    path.write_text('{"loss": 1}\n{"loss": 2}\n')
-    assert len(list(file.new_objects())) == 2
-    path.write_text('{"loss": 3}\n')
+    found = []
+    for loss in (3, 2, 10, 1, 2):  # of any length
+        write(path, f'{{"loss": {loss}}}\n')
+        found += file.new_objects()
+        found += file.new_objects()
+    assert [one["loss"] for one in found] == [3, 2, 10, 1, 2]
 
-    assert list(file.new_objects()) == [{"loss": 3}]
+
+@pytest.mark.parametrize("write", [write_in_place, replace])
+@pytest.mark.parametrize("length", [5, 100_000])
+def test_lines_that_change_after_they_were_read_are_an_error(tmp_path, write, length):
+    path = tmp_path / "metrics.jsonl"
+    file = FollowedFile(str(path))
+    lines = [f'{{"loss": {n}, "x": "{"x" * length}"}}\n' for n in range(4)]
+    write(path, "".join(lines[:2]))
+    assert len(list(file.new_objects())) == 2
+    write(path, "".join(lines[:3]))
+    assert [one["loss"] for one in file.new_objects()] == [2]
+    write(path, "".join(line.replace("}", ', "val": null}') for line in lines))
+    with pytest.raises(MetricError, match="line 1 is another one than was read before"):
+        list(file.new_objects())
 
 
 def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path):

@@ -456,11 +456,11 @@ def test_checkpoint_folder_that_became_a_link_keeps_what_it_leads_to(trials, tmp
     assert (tmp_path / "data" / "mine").read_text() == "m"
 
 
-def paused(trials, exit_code: int) -> list[str]:
+def paused(trials, exit_code: int, report: str = "echo loss=1") -> list[str]:
     """Pause a program that saves on SIGTERM and exits; return the content of its checkpoints."""
     script = (
         f"trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit {exit_code}' TERM; "
-        'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
+        f'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; {report}; while :; do sleep 0.05; done'
     )
     session = trials.session(run_until=up_to(1), stop_grace_s=60.0, **LOSS)
     trials.channel.waited_for.append(trials.order(pause=True))
@@ -473,6 +473,11 @@ def paused(trials, exit_code: int) -> list[str]:
 
 def test_paused_program_that_saves_on_sigterm_loses_nothing(trials):
     assert paused(trials, exit_code=0) == ["early\n", "late\n"]
+
+
+def test_what_a_program_saves_that_is_paused_while_it_reports_is_no_checkpoint(trials):
+    """It may save the step before: the call has not said that its result counts."""
+    assert paused(trials, exit_code=0, report="tunemq report loss=1") == ["early\n"]
 
 
 @pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
