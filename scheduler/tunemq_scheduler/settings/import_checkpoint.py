@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.checkpoint_markers import CheckpointForm, read_notes
 from tunemq_shared.checkpoints.manifest import FILES, MANIFEST, CheckpointInfo, parse_manifest
@@ -31,7 +32,10 @@ def import_checkpoint(
     else:
         checkpoint = Checkpoint(os.path.expanduser(os.fspath(given)))
     with checkpoint.as_directory() as folder:
-        state = _state_in(folder) or CheckpointForm(as_dict=checkpoint.is_dict).state()
+        saved = (
+            checkpoint.state() if isinstance(checkpoint, StoredCheckpoint) else _state_in(folder)
+        )
+        state = saved or CheckpointForm(as_dict=checkpoint.is_dict).state()
         step = int(state.get(TRAINING_ITERATION, 0))
         info = CheckpointInfo(trial="restored", attempt=0, n=1, step=step, metrics={}, state=state)
         committed = store.put_checkpoint(KEY, Path(folder), info)

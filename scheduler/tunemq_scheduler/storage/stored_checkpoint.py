@@ -80,11 +80,18 @@ class StoredCheckpoint(Checkpoint):
     def _identity(self) -> str:
         return self.uri
 
+    def state(self) -> dict[str, Any]:
+        """Return the progress that its trial saved with it; reads its manifest only."""
+        return self._read_manifest().state
+
     def _has(self, name: str) -> bool:
+        return any(file.name == name for file in self._read_manifest().files)
+
+    def _read_manifest(self) -> Manifest:
         if self._manifest is None:
             with self._store() as store:
                 self._manifest = store.read_manifest(self._key, self._sha256)
-        return any(file.name == name for file in self._manifest.files)
+        return self._manifest
 
     def _write_to(self, folder: str) -> None:
         """Download into an existing folder, which may hold other files."""

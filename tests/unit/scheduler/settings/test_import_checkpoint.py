@@ -7,6 +7,7 @@ import pytest
 from tests.support.searches.checkpoints import KEY, contents, put
 from tunemq_scheduler.settings.import_checkpoint import KEY as RESTORED
 from tunemq_scheduler.settings.import_checkpoint import import_checkpoint
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.base.errors import CheckpointError
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
@@ -50,6 +51,17 @@ def test_checkpoint_of_another_search_keeps_its_counters(store, folder, tmp_path
     state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
     committed = put(other, folder, step=7, state=state)
     ref = import_checkpoint(str(other.open_checkpoint(KEY, committed.sha256).path), store)
+    assert ref.step == 7
+    assert store.open_checkpoint(ref.key, ref.sha256).manifest.state == state
+
+
+def test_checkpoint_that_is_read_from_a_store_keeps_its_counters(store, folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = LocalCheckpointStore(tmp_path / "other")
+    state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
+    committed = put(other, folder, step=7, state=state)
+    given = StoredCheckpoint(str(tmp_path / "other"), KEY, committed.sha256)
+    ref = import_checkpoint(given, store)
     assert ref.step == 7
     assert store.open_checkpoint(ref.key, ref.sha256).manifest.state == state
 
