@@ -17,6 +17,7 @@ from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually
 from tunemq_scheduler.api.experiment_handle import ExperimentHandle
 from tunemq_shared.base.errors import TuneError
+from tunemq_shared.checkpoints.open_store import open_objects
 
 pytestmark = pytest.mark.faults
 
@@ -32,6 +33,7 @@ def farm(
         farm.of_home = dict.fromkeys(("head", "laptop", "one"), minio.environ)
         farm.start_scheduler("--store", f"s3://{bucket}/searches")
         farm.add_worker("one")
+        farm.has_nodes("one")
         yield farm
 
 
@@ -140,14 +142,19 @@ def test_files_of_a_trial_replace_neither_its_results_nor_its_checkpoint_in_the_
         tune_config=tune.TuneConfig(metric="loss", mode="min"),
         run_config=tune.RunConfig(name="records", verbose=0),
     ).fit(address=farm.url)
-
-    def are_sent() -> bool:
-        """The node keeps a folder of which it left something out."""
-        return any(farm.folder.glob("**/trials/unsent-*/made/weights"))
-
-    eventually(are_sent, within=60, message=lambda: str(farm))
-
     address = f"s3://{bucket}/searches/records"
+
+    def sent() -> set[str]:
+        with open_objects(address) as objects:
+            return {one.key.partition("/")[2] for one in objects.list() if "/attempt_1/" in one.key}
+
+    own = {"result.json", "checkpoint_1-000001/manifest.json", "made/weights"}
+    eventually(
+        lambda: sent() >= {f"attempt_1/{name}" for name in own},
+        within=60,
+        message=lambda: str(farm),
+    )
+
     (result,) = tune.Tuner.restore(address, _writes_records).get_results()
 
     assert [one["loss"] for one in result.history] == [1.0]

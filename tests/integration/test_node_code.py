@@ -313,8 +313,8 @@ def test_trial_output_is_shown_at_once_and_its_files_reach_the_store(
     assert shown.read_text() == "hello from the trial\nbye\n"
     eventually(lambda: not (node.folder / "trials/exp").exists())
     with open_objects(store) as objects:
-        assert objects.get_bytes("trial_0/stdout.1", limit=99) == shown.read_bytes()
-        assert objects.get_bytes("trial_0/plot.png", limit=99) == b"a plot"
+        assert objects.get_bytes("trial_0/attempt_1/stdout", limit=99) == shown.read_bytes()
+        assert objects.get_bytes("trial_0/attempt_1/plot.png", limit=99) == b"a plot"
 
 
 # --- interpreters ---------------------------------------------------------------------------------

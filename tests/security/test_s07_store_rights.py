@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 CHECKPOINT = f"farm/search/trial_00000/checkpoint_1-000001/{'a' * 64}"
 MANIFEST = "farm/search/trial_00000/checkpoint_1-000001/manifest.json"
-TRIAL_FILE = "farm/search/trial_00000/stdout.1"
+TRIAL_FILE = "farm/search/trial_00000/attempt_1/stdout"
 JOURNAL = "farm/search/journal/000001.turns"
 PIECE = "farm/search/journal/000001/000001.turns/000000000000000-000000000000541"
 RECORD = "farm/search/journal/scheduler"

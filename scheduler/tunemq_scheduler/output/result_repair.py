@@ -41,16 +41,17 @@ from tunemq_scheduler.output.result_file_reader import (
 from tunemq_scheduler.results.json_encoding import to_json
 from tunemq_scheduler.results.trial_failures import recorded_failure, write_failure
 from tunemq_scheduler.results.trial_view import TrialView
-from tunemq_scheduler.storage.folders import make_trial_folder, replace_file
-from tunemq_shared.base.errors import StoreError
-from tunemq_shared.system.plain_files import open_to_read, open_to_write
-from tunemq_shared.trial.record_files import (
+from tunemq_scheduler.storage.folders import (
     ERROR_FILE,
     PARAMS_JSON,
     PARAMS_PICKLE,
     PROGRESS_CSV,
     RESULT_JSON,
+    make_trial_folder,
+    replace_file,
 )
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.system.plain_files import open_to_read, open_to_write
 
 #: The most files that a message names.
 _NAMED: Final = 5

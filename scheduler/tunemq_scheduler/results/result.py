@@ -14,11 +14,11 @@ import msgspec
 
 from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
+from tunemq_scheduler.storage.folders import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.base.decoding_errors import NO_JSON, UNDECODABLE
 from tunemq_shared.base.errors import ConfigError, MetricError, TuneError
 from tunemq_shared.protocol.result_conditions import lookup
 from tunemq_shared.system.plain_files import open_to_read
-from tunemq_shared.trial.record_files import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
 
 if TYPE_CHECKING:

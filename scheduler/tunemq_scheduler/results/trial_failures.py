@@ -12,11 +12,11 @@ import msgspec
 
 from tunemq_scheduler.core.commands import NotifyFailure
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
+from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.protocol.messages import NodeLost, TrialFailed, TrialProcessDied
 from tunemq_shared.system.plain_files import open_to_write
 from tunemq_shared.system.processes import signal_name
-from tunemq_shared.trial.record_files import ERROR_FILE
 from tunemq_shared.trial.results import whole_seconds
 
 _RANKS: Final = {kind: rank for rank, kind in enumerate((*CLASSES, "other"))}

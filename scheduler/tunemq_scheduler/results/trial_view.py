@@ -9,10 +9,10 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trials.trial import FINISHED, NO_WAIT, Trial, TrialSummary
 from tunemq_scheduler.search.space import named_in_tag
+from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import BugError
 from tunemq_shared.code.config_packing import unpack_config
 from tunemq_shared.protocol.messages import ResultReported, TrialStarted
-from tunemq_shared.trial.record_files import ERROR_FILE
 from tunemq_shared.trial.results import ResultTemplate, full_result
 
 

@@ -31,6 +31,12 @@ RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
 #: The farm's own folder among the results, and the file in it that each backup touches.
 OWN_FOLDER: Final = ".farm"
 BACKUP_NOTE: Final = "last-backup"
+#: The files in a trial's folder: its configuration, its results, and its failures.
+PARAMS_JSON: Final = "params.json"
+PARAMS_PICKLE: Final = "params.pkl"
+RESULT_JSON: Final = "result.json"
+PROGRESS_CSV: Final = "progress.csv"
+ERROR_FILE: Final = "error.txt"
 
 _UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")
 #: Device names of Windows, and folder names that the store uses itself.

@@ -33,8 +33,6 @@ NEVER_COPIED_CHECKPOINTS: Final = (
     NULL_NAME,
     f"checkpoint_{'[0-9]' * 6}*",
 )
-#: The pattern of the names of committed checkpoints; see `checkpoint_sink.checkpoint_key`.
-COMMITTED_CHECKPOINTS: Final = "checkpoint_[0-9]*-[0-9]*"
 
 _AS_DICT, _RELATIVE = "as_dict", "relative"
 

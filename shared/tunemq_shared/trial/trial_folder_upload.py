@@ -6,7 +6,7 @@ import errno
 import fnmatch
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,14 +15,10 @@ from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.base.retrying import CancelToken, ignore
 from tunemq_shared.base.safe_text import encodable
-from tunemq_shared.checkpoints.checkpoint_markers import (
-    COMMITTED_CHECKPOINTS,
-    NEVER_COPIED_CHECKPOINTS,
-)
+from tunemq_shared.checkpoints.checkpoint_markers import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.objects.object_store import InvalidObjectName, ObjectStore
 from tunemq_shared.system.folder_trees import entries
 from tunemq_shared.system.plain_files import opened_below, sha256_of
-from tunemq_shared.trial.record_files import RECORD_FILES
 
 #: The most bytes of a trial's files in the store together; files beyond that stay out.
 LIMIT_BYTES: Final = 2**30
@@ -30,7 +26,8 @@ LIMIT_BYTES: Final = 2**30
 #: cost a trial no disk space, but this process memory.
 MAX_NAMES: Final = 100_000
 MAX_NAME_CHARS: Final = 2**24
-#: Files that each attempt of a trial has separately.
+#: The prefix of the folder of an attempt's files in the store.
+ATTEMPT: Final = "attempt_"
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
 #: Names that a worker may not write in the store: see ``deploy/minio/worker-policy.json``.
 _SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
@@ -48,17 +45,17 @@ def send_folder(
     *,
     limit_bytes: int = LIMIT_BYTES,
 ) -> None:
-    """Upload each file below ``folder``, under its name below ``key``.
+    """Upload each file below ``folder``, under its name below ``key`` and the attempt's folder.
 
-    The output of each attempt gets its own name, ``stdout.2`` for attempt 2: ``stdout`` is what the
-    scheduler collected while the attempts ran. It skips empty output, files that a process writes
-    (they are sent after it ends), checkpoints of unfinished saves, names that are reserved for the
+    So no attempt replaces files of another, however late its node is, nor what the scheduler and
+    checkpoints have beside that folder. It skips empty output, files that a process writes (they
+    are sent after it ends), checkpoints of unfinished saves, names that are reserved for the
     scheduler, and names that are invalid in the store, for instance too long.
 
     Args:
         objects: The store.
         folder: The trial's folder.
-        key: The prefix of the objects' keys.
+        key: The trial's key.
         attempt: The attempt that ended.
         cancel: Ends the upload early.
         on_trouble: Called with the problem before each retry; see `retried`.
@@ -77,7 +74,7 @@ def send_folder(
     for size, name in sorted(found):
         cancel.check()
         parts = name.split(os.sep)
-        if _is_reserved(parts):
+        if _SCHEDULERS_FOLDER in parts[:-1] or _SCHEDULERS_FILE in parts:
             reserved.append(name)
             continue
         if encodable(name) != name:
@@ -89,9 +86,9 @@ def send_folder(
         left -= size
         if name in _OUTPUTS and size == 0:
             continue
-        shown = f"{name}.{attempt}" if name in _OUTPUTS else name
         try:
-            _send(objects, folder, name, size, f"{key}/{shown}", cancel, on_trouble)
+            target = f"{key}/{ATTEMPT}{attempt}/{name}"
+            _send(objects, folder, name, size, target, cancel, on_trouble)
         except InvalidObjectName:
             invalid.append(name)
     if not are_all:
@@ -112,8 +109,9 @@ def send_folder(
         )
     if reserved:
         raise StoreError(
-            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, this"
-            " name is for what TuneMQ writes; have the trial rename them."
+            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store, "
+            f"folders called {_SCHEDULERS_FOLDER}, and files and folders called "
+            f"{_SCHEDULERS_FILE}, are the scheduler's; have the trial rename them."
         )
     if too_much:
         size, name = max(too_much)
@@ -151,16 +149,6 @@ def _send(
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
-
-
-def _is_reserved(parts: Sequence[str]) -> bool:
-    """Return whether a file would be taken for a checkpoint, or for a file of the scheduler's."""
-    return (
-        _SCHEDULERS_FOLDER in parts[:-1]
-        or _SCHEDULERS_FILE in parts
-        or parts[0] in RECORD_FILES
-        or fnmatch.fnmatchcase(parts[0], COMMITTED_CHECKPOINTS)
-    )
 
 
 def _is_never_copied(name: str) -> bool:

@@ -13,9 +13,8 @@ from tunemq_scheduler.output.loggers.appended_files import AppendedFile, Appende
 from tunemq_scheduler.output.loggers.logger import LoggerCallback
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.results.csv_cells import EMPTY, cell, columns_of, flatten, row_of
-from tunemq_scheduler.storage.folders import make_trial_folder, replace_file
+from tunemq_scheduler.storage.folders import PROGRESS_CSV, make_trial_folder, replace_file
 from tunemq_shared.system.plain_files import open_to_read
-from tunemq_shared.trial.record_files import PROGRESS_CSV
 
 if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_view import TrialView

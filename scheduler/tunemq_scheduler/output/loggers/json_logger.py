@@ -13,9 +13,14 @@ from tunemq_scheduler.output.loggers.appended_files import AppendedFile, Appende
 from tunemq_scheduler.output.loggers.logger import LoggerCallback
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.results.json_encoding import result_to_json, to_json
-from tunemq_scheduler.storage.folders import make_trial_folder, write_file
+from tunemq_scheduler.storage.folders import (
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    RESULT_JSON,
+    make_trial_folder,
+    write_file,
+)
 from tunemq_shared.base.failure_text import one_line
-from tunemq_shared.trial.record_files import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
 
 if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_view import TrialView

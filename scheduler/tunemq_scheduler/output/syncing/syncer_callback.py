@@ -27,10 +27,16 @@ from tunemq_scheduler.output.syncing.excludes import (
 )
 from tunemq_scheduler.output.syncing.folder_sync import SyncQueue
 from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
+from tunemq_scheduler.storage.folders import (
+    ERROR_FILE,
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    PROGRESS_CSV,
+    RESULT_JSON,
+)
 from tunemq_shared.base.errors import ConfigError, TuneError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.objects.store_address import without_settings
-from tunemq_shared.trial.record_files import RECORD_FILES
 
 if TYPE_CHECKING:
     from tunemq_scheduler.results.trial_view import TrialView
@@ -52,6 +58,8 @@ _RETRY_S: Final = 60.0
 #: Seconds of waiting for the last syncs before a message says so.
 _SILENT_S: Final = 5.0
 
+#: Files that the scheduler writes into a trial's folder; all others are artifacts of the trial.
+_RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_CSV, ERROR_FILE})
 #: Excludes all of the experiment's folder but its files and journal: other folders are trials'.
 _WITH_JOURNAL: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 #: Attributes of `SyncerCallback` that are reset in another process.
@@ -381,7 +389,7 @@ class SyncerCallback(LoggerCallback):
             left_out += [
                 glob.escape(name)
                 for name in os.listdir(folder)
-                if name not in RECORD_FILES and not is_checkpoint(name)
+                if name not in _RECORDS and not is_checkpoint(name)
             ]
         return left_out
 

@@ -16,6 +16,9 @@ from tunemq_shared.objects.object_store import InvalidObjectName
 from tunemq_shared.trial import trial_folder_upload
 from tunemq_shared.trial.trial_folder_upload import send_folder
 
+#: The keys of the files of `folder`.
+STDOUT, PLOT = "train_a/attempt_1/stdout", "train_a/attempt_1/plots/a.png"
+
 
 class Objects:
     """A store that accepts files."""
@@ -49,17 +52,26 @@ def send(folder: Path, *, attempt: int = 1, objects: Objects | None = None, **ho
     return objects
 
 
-def test_files_go_below_the_trials_name_except_links_and_empty_output(folder):
-    assert send(folder).there == {"train_a/stdout.1": b"hello\n", "train_a/plots/a.png": b"png"}
+def test_files_go_below_the_attempt_of_the_trial_except_links_and_empty_output(folder):
+    assert send(folder).there == {
+        STDOUT: b"hello\n",
+        PLOT: b"png",
+    }
 
 
-def test_output_of_each_attempt_is_beside_the_others(folder):
-    assert send(folder, attempt=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
+def test_files_of_each_attempt_are_beside_the_others(folder):
+    assert send(folder, attempt=2).there.keys() == {
+        "train_a/attempt_2/stdout",
+        "train_a/attempt_2/plots/a.png",
+    }
 
 
 def test_send_folder_with_a_leased_file_sends_the_others(folder):
     with leased(folder / "a"):
-        assert send(folder).there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
+        assert send(folder).there.keys() == {
+            STDOUT,
+            PLOT,
+        }
 
 
 @pytest.mark.parametrize("name", ["checkpoint_tmp3f", "checkpoint_-00001", "checkpoint_000005"])
@@ -69,9 +81,9 @@ def test_send_folder_after_a_kill_during_save_leaves_unfinished_checkpoints_out(
     (folder / "plots" / name).mkdir()
     (folder / "plots" / name / "mine").write_bytes(b"m")
     assert send(folder).there.keys() == {
-        "train_a/stdout.1",
-        "train_a/plots/a.png",
-        f"train_a/plots/{name}/mine",
+        STDOUT,
+        PLOT,
+        f"train_a/attempt_1/plots/{name}/mine",
     }
 
 
@@ -80,15 +92,13 @@ def test_files_beyond_the_limit_stay_out_and_the_largest_is_named(folder):
     objects = Objects()
     with pytest.raises(StoreError, match=r"1 files were not sent.*take 100 KiB.*big \(1 MiB\)"):
         send(folder, objects=objects, limit_bytes=100 * 2**10)
-    assert set(objects.there) == {"train_a/stdout.1", "train_a/plots/a.png"}
+    assert set(objects.there) == {STDOUT, PLOT}
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl", "deep/tuner.pkl/a"),
-        *("result.json", "progress.csv", "params.json", "params.pkl", "error.txt"),
-        *("result.json/a", "checkpoint_1-000003/manifest.json", "checkpoint_12-1000000"),
     ],
 )
 def test_send_folder_names_reserved_for_the_scheduler_are_left_out_and_reported(folder, name):
@@ -96,10 +106,10 @@ def test_send_folder_names_reserved_for_the_scheduler_are_left_out_and_reported(
     (folder / name).write_text("x")
     (folder / "plots" / "journal").write_text("a file of that name is no folder")
     objects = Objects()
-    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*TuneMQ writes"):
+    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*scheduler's"):
         send(folder, objects=objects)
-    assert f"train_a/{name}" not in objects.there
-    assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
+    assert f"train_a/attempt_1/{name}" not in objects.there
+    assert {STDOUT, "train_a/attempt_1/plots/journal"} <= set(objects.there)
 
 
 def test_send_folder_names_that_are_too_long_are_left_out_and_reported(folder):
@@ -109,7 +119,7 @@ def test_send_folder_names_that_are_too_long_are_left_out_and_reported(folder):
     objects = Objects()
     with pytest.raises(StoreError, match=r"1 files were not sent, such as d{100}\.\.\.: .*1024"):
         send(folder, objects=objects)
-    assert objects.there.keys() == {"train_a/stdout.1", "train_a/plots/a.png"}
+    assert objects.there.keys() == {STDOUT, PLOT}
 
 
 @pytest.mark.parametrize("limit", ["MAX_NAMES", "MAX_NAME_CHARS"])
@@ -131,7 +141,7 @@ def test_send_folder_with_too_many_names_sends_some_within_little_memory(
     finally:
         tracemalloc.stop()
     assert peak < 2**20
-    assert {"train_a/stdout.1", "train_a/plots/a.png"} >= objects.there.keys() > set()
+    assert {STDOUT, PLOT} >= objects.there.keys() > set()
 
 
 def test_send_folder_that_is_cancelled_ends_while_it_lists_files(folder):
@@ -145,15 +155,18 @@ def test_send_folder_that_is_cancelled_ends_while_it_lists_files(folder):
 
 def test_file_being_written_is_left_to_the_next_upload(folder):
     objects = Objects()
-    objects.changes = {"stdout.1"}
-    assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
+    objects.changes = {"stdout"}
+    assert set(send(folder, objects=objects).there) == {PLOT}
 
 
 def test_file_that_becomes_endless_meanwhile_is_left_out(folder):
     (folder / "large").write_bytes(b"x" * 5000)
     objects = Objects()
     objects.before = lambda _: os.truncate(folder / "large", 2**43)
-    assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png", "train_a/stdout.1"}
+    assert set(send(folder, objects=objects).there) == {
+        PLOT,
+        STDOUT,
+    }
 
 
 def test_folder_that_was_never_created_is_empty(tmp_path):
@@ -182,4 +195,4 @@ def test_send_folder_follows_no_link_that_replaces_a_folder_meanwhile(level, tmp
     objects.before = replace
     send(folder, objects=objects)
 
-    assert objects.there == {"train_a/a": b"1"}
+    assert objects.there == {"train_a/attempt_1/a": b"1"}
