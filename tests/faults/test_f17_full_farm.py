@@ -235,7 +235,7 @@ import contextlib, json, os, sys
 from pathlib import Path
 from tests.support.farms.farm_api_server import CODE
 from tests.unit.scheduler.farm.service.test_running_experiments import Farm
-from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, piece
+from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, chunk
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -247,7 +247,7 @@ from tunemq_shared.base.errors import JournalFull
 disk = Path(sys.argv[1])
 (disk / "train_a").mkdir()
 printed = Printed(disk)
-printed.come(piece(0, b"one\\n"))
+printed.come(chunk(0, b"one\\n"))
 done = DoneRequests(disk / "requests")
 for number in range(200):
     done.add(f"before{number}", b"x" * 10)
@@ -288,7 +288,7 @@ assert not list(disk.rglob("*.new")), list(disk.rglob("*.new"))
 known = [DoneRequests(disk / "requests").get(f"before{n}") is not None for n in range(200)]
 assert all(known)
 try:
-    printed.come(piece(4, b"two\\n" * 5000))
+    printed.come(chunk(4, b"two\\n" * 5000))
     raise AssertionError("it was written")
 except OSError:
     printed.entries -= 1
@@ -296,7 +296,7 @@ assert printed.read() == b"one\\n"
 
 (disk / "filler").unlink()
 assert printed.files.asks()[-1] == "1-0"
-printed.come(piece(4, b"two\\n" * 5000))
+printed.come(chunk(4, b"two\\n" * 5000))
 assert printed.read() == b"one\\n" + b"two\\n" * 5000
 done.save()
 with contextlib.suppress(JournalFull):

@@ -65,10 +65,12 @@ def _give(*paths: Path) -> None:
 @pytest.fixture(params=HIDING)
 def farm(request, open_folder: Path, tmp_path: Path) -> Iterator[HidingFarm]:
     redis = TcpRedis(tmp_path)
-    farm = HidingFarm(open_folder, redis.url, request.param)
-    yield farm
-    farm.close()
-    redis.end()
+    try:
+        farm = HidingFarm(open_folder, redis.url, request.param)  # may skip the test
+        yield farm
+        farm.close()
+    finally:
+        redis.end()
 
 
 def test_scheduler_that_does_not_see_its_forkserver_starts_each_search_once(farm):

@@ -74,7 +74,7 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
         found = shipped(role, *where)
         if role == "worker":
             denied = found["Statement"][2]
-            place = denied["Resource"][0].removesuffix("/journal/*")
+            place = denied["Resource"][0].removesuffix("/blobs/*")
             denied["Resource"] = [f"{place}/*/journal/??????/*", f"{place}/*/journal/*.turns"]
         return found
 
