@@ -65,7 +65,7 @@ def test_f21_files_of_a_trial_reach_a_store_that_returns_within_sync_timeout(
 
     def is_stored() -> bool:
         found = minio.client().list_objects(bucket, recursive=True)
-        return "runs/exp/train_a/model.bin" in {one.object_name for one in found}
+        return "runs/exp/train_a/attempt_1/model.bin" in {one.object_name for one in found}
 
     eventually(is_stored, within=60, message=node.log)
     eventually(lambda: not list((node.folder / "trials").iterdir()), message=node.log)
