@@ -122,5 +122,7 @@ def get_checkpoint() -> Checkpoint | None:
         ...     checkpoint = get_checkpoint()
         ...     begin = checkpoint.to_dict()["step"] if checkpoint is not None else 0
     """
-    kept = running("get_checkpoint").newest_checkpoint()
-    return None if kept is None else Checkpoint.from_directory(str(kept.path))
+    session = running("get_checkpoint")
+    with session.one_thread():  # others may get newer ones, and end this copy
+        kept = session.newest_checkpoint()
+        return None if kept is None else Checkpoint.from_directory(str(kept.path))

@@ -155,7 +155,7 @@ class TrialSession:
                 f"report() was called in process {os.getpid()}, a child of the trial's process "
                 f"{self._pid}. Send the metrics to the trial's process and report them there."
             )
-        with self._one_thread():
+        with self.one_thread():
             if self._is_settled:
                 raise TrialDoneExit
             self.record(metrics)
@@ -241,7 +241,7 @@ class TrialSession:
 
     def save_offered(self) -> None:
         """Save the offered checkpoint with the last result, if there is one."""
-        with self._one_thread():
+        with self.one_thread():
             if self._offered is not None:
                 checkpoint, form = self._offered
                 self.save(Path(checkpoint.path), form)
@@ -277,7 +277,7 @@ class TrialSession:
             MetricError: A metric is invalid; nothing was sent or counted.
             StoreError: The checkpoint could not be saved; the result was sent.
         """
-        with self._one_thread():
+        with self.one_thread():
             horizon = self._obeyed.run_until
             is_there = horizon and not self._is_repeated and first_that_holds(horizon, self._result)
             if self.ended is not TrialPauseExit or self._obeyed.stop or is_there:
@@ -313,7 +313,7 @@ class TrialSession:
         From now on, reports of threads that the code left behind raise, and the copies of
         checkpoints are gone.
         """
-        with self._one_thread():
+        with self.one_thread():
             self._is_settled = True
             remove_copies(self.start.folder, self.attempt)
             if self.ended is TrialPauseExit:
@@ -385,7 +385,7 @@ class TrialSession:
             CheckpointCorrupt: Its files are damaged; the node has been informed.
             StoreError: Its files cannot be read now.
         """
-        with self._one_thread():
+        with self.one_thread():
             kept = self._kept
             if kept is not None and kept.path is None and kept.ref is not None:
                 try:
@@ -403,7 +403,7 @@ class TrialSession:
         """Send an event about the trial to its node."""
         self._channel.send(event)
 
-    def _one_thread(self) -> AbstractContextManager[object]:
+    def one_thread(self) -> AbstractContextManager[object]:
         """The session's lock; none in a forked child, where another thread may hold it for ever."""
         return self._lock if self._pid == os.getpid() else nullcontext()
 
