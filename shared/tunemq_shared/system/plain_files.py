@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 #: Retries if a trial's code replaces the file at the same time.
-TRIES: Final = 100
+TRIES: Final = 1000
 #: Seconds to wait for another process's lease where waiting is harmless: NFS and Samba servers
 #: release theirs when asked, a trial may not.
 LEASE_S: Final = 5.0

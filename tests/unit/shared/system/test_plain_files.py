@@ -119,7 +119,7 @@ def test_file_is_opened_while_its_folder_is_replaced_all_the_time(tmp_path):
         try:
             assert disturber.stdout is not None
             disturber.stdout.readline()
-            for _ in range(5000):
+            for _ in range(300):
                 write(folder / "a", "1")
         finally:
             disturber.kill()
