@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tunemq as tune
 from tests.acceptance.scripts import write
-from tests.support.farms.farm_service import FarmService, farm_service
-from tests.support.stores.object_servers import ObjectServer
+from tests.acceptance.test_results_elsewhere import farm
+from tests.support.farms.farm_service import FarmService
+
+__all__ = ["farm"]
 
 pytestmark = pytest.mark.faults
 
@@ -28,20 +29,6 @@ TRAIN = """\
 touch here && rm here && echo writable
 echo "loss=$(cat loss.txt)"
 """
-
-
-@pytest.fixture
-def farm(
-    tmp_path: Path, minio: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FarmService]:
-    for name, value in minio.environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "laptop" / "tunemq_results"))
-    with farm_service(tmp_path, starts=False) as farm:
-        farm.of_home = dict.fromkeys(("head", "laptop", "one"), minio.environ)
-        farm.start_scheduler("--store", f"s3://{bucket}/searches")
-        farm.add_worker("one")
-        yield farm
 
 
 @pytest.fixture

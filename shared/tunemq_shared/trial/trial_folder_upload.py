@@ -28,6 +28,7 @@ MAX_NAMES: Final = 100_000
 MAX_NAME_CHARS: Final = 2**24
 #: The prefix of the folder of an attempt's files in the store.
 ATTEMPT: Final = "attempt_"
+#: Files that are not sent if they are empty.
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
 #: Names that a worker may not write in the store: see ``deploy/minio/worker-policy.json``.
 _SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"

@@ -130,7 +130,7 @@ class FrameSocket:
         return self._decoder.feed(data)
 
     def refuse_more(self) -> None:
-        """Receive only what has been sent so far, whoever else has the other end."""
+        """Receive only what has been sent so far, even if other processes have the other end."""
         with suppress(OSError):  # it is closed
             self._sock.shutdown(socket.SHUT_RD)
 
