@@ -24,7 +24,8 @@ class FollowedFile:
     An existing file, from an earlier attempt, is renamed, so that nothing is read twice. A program
     may write all lines anew each time: those that were read before are skipped. Or the file has one
     line, and the next result replaces it. What an earlier attempt wrote is not compared: equal
-    lines, or equal numbers in them, may be new results.
+    lines, or equal numbers in them, may be new results. An object is complete when it can be read,
+    as ``json.dump`` writes no line end.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +46,7 @@ class FollowedFile:
             os.rename(self._path, f"{self._path}.{number}")
 
     def new_objects(self, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
-        """Read the objects since the last call; with ``is_last`` also a line without its line end.
+        """Read the objects since the last call; with ``is_last`` the rest has to be one, too.
 
         Raises:
             MetricError: A line is not a JSON object, or the file is not a regular one.
@@ -70,7 +71,7 @@ class FollowedFile:
                 self._head = self._head or piece[:_COMPARED]
                 self._tail = (self._tail + piece)[-_COMPARED:]
                 yield from self._objects(self._splitter.split(piece))
-        if is_last:
+        if is_last or _is_object(self._splitter.rest):
             yield from self._objects(self._splitter.last())
 
     def _is_written_anew(self, descriptor: int, status: os.stat_result) -> bool:
@@ -83,7 +84,7 @@ class FollowedFile:
         )
 
     def _objects(self, lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-        for line in lines:
+        for line in filter(None, map(bytes.strip, lines)):
             place, found = self._lines, hash(line)
             self._lines += 1
             if place < len(self._read_before):
@@ -97,8 +98,7 @@ class FollowedFile:
                     )
                 self._read_before.clear()
             self._read_before.append(found)
-            if line.strip():
-                yield self._read(line)
+            yield self._read(line)
 
     def _read(self, line: bytes) -> dict[str, Any]:
         try:
@@ -114,3 +114,13 @@ class FollowedFile:
             f"{self._path}, line {self._lines}: {line[:200].decode('utf-8', 'replace')!r} cannot be"
             f' read ({reason}); each line has to be a JSON object such as {{"loss": 0.3}}.'
         )
+
+
+def _is_object(text: bytes) -> bool:
+    """Whether it is a whole JSON object: no more text makes it another one."""
+    if not text.rstrip().endswith(b"}"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except NO_JSON:
+        return False

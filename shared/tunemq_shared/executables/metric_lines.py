@@ -37,18 +37,19 @@ class LineSplitter:
     """Splits a stream of bytes into lines."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        #: The bytes after the last line end.
+        self.rest = b""
 
     def split(self, piece: bytes) -> list[bytes]:
         """Add bytes and return the lines that are complete now."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _LONGEST:
-            self._rest = self._rest[-_LONGEST // 2 :]
+        *lines, self.rest = (self.rest + piece).split(b"\n")
+        if len(self.rest) > _LONGEST:
+            self.rest = self.rest[-_LONGEST // 2 :]
         return lines
 
     def last(self) -> list[bytes]:
         """Return the bytes after the last line end as a line, if there are any."""
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         return [rest] if rest else []
 
 

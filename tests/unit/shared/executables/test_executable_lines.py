@@ -111,10 +111,16 @@ def test_growing_file_is_followed(tmp_path):
         out.write('{"loss": 1}\n{"lo')
         out.flush()
         assert list(file.new_objects()) == [{"loss": 1}]
-        out.write('ss": 2}\n\n{"loss": 3}')
+        out.write('ss": 2}\n\n{"loss": {"val": 3}')
         out.flush()
         assert list(file.new_objects()) == [{"loss": 2}]
-    assert list(file.new_objects(is_last=True)) == [{"loss": 3}]
+        out.write("}")
+        out.flush()
+        assert list(file.new_objects()) == [{"loss": {"val": 3}}]
+        out.write('\r\n{"loss": 4}')
+        out.flush()
+        assert list(file.new_objects()) == [{"loss": 4}]
+    assert list(file.new_objects(is_last=True)) == []
     assert (tmp_path / "metrics.jsonl.1").read_text() == '{"loss": 9}\n'
 
 
@@ -127,13 +133,14 @@ def replace(path, text):
     path.with_suffix(".new").rename(path)
 
 
+@pytest.mark.parametrize("end", ["\n", ""])
 @pytest.mark.parametrize("write", [write_in_place, replace])
-def test_line_that_the_next_result_replaces_is_read_each_time(tmp_path, write):
+def test_line_that_the_next_result_replaces_is_read_each_time(tmp_path, write, end):
     path = tmp_path / "metrics.jsonl"
     file = FollowedFile(str(path))
     found = []
     for loss in (3, 2, 10, 1, 2):  # of any length
-        write(path, f'{{"loss": {loss}}}\n')
+        write(path, f'{{"loss": {loss}}}{end}')
         found += file.new_objects()
         found += file.new_objects()
     assert [one["loss"] for one in found] == [3, 2, 10, 1, 2]
@@ -154,10 +161,13 @@ def test_lines_that_change_after_they_were_read_are_an_error(tmp_path, write, le
         list(file.new_objects())
 
 
-def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path):
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_lines_of_a_file_that_is_written_anew_each_time_are_read_once(tmp_path, is_ended):
     path = tmp_path / "metrics.jsonl"
     file = FollowedFile(str(path))
     lines = [f'{{"loss": {n}}}\n' for n in (3, 2, 2, 1)]
+    if not is_ended:
+        lines = [f"\n{line.strip()}" for line in lines]
     found = []
     for number in range(1, 5):
         path.write_text("".join(lines[:number]))
