@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.farm_service import FarmService, Search, farm_service
-from tests.support.waiting import eventually
+from tests.support.waiting import descendants, eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 
@@ -50,6 +51,38 @@ def test_f24_trials_of_a_stopped_worker_continue_elsewhere_without_blame(farm):
     assert not farm.events("search", m.TrialProcessDied)
     repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
     assert max(repeated) <= 5
+
+
+def test_f24_sigterm_to_all_processes_of_a_worker_blames_no_trial(farm):
+    """As a shutdown, or a supervisor that signals each process, ends them."""
+    submit(farm, trials=2, steps=80, save_every=5, step_s=0.05)
+    farm.wait_for_steps("search", 2, 12)
+    one = farm.workers["one"]
+    for pid in [*sorted(descendants(one.pid), reverse=True), one.pid]:
+        os.kill(pid, signal.SIGTERM)
+    assert one.wait(60) == 0, farm
+    farm.add_worker("two")
+    farm.open_gate("search", 80)
+    farm.wait_for("search", "FINISHED")
+    farm.check_results("search")
+    assert not farm.events("search", m.TrialProcessDied)
+    assert not farm.events("search", m.TrialFailed)
+
+
+def test_f24_sigterm_to_a_forkserver_ends_no_trial(farm):
+    submit(farm, trials=1, steps=40, save_every=5, step_s=0.05)
+    farm.wait_for_steps("search", 1, 5)
+    children = descendants(farm.workers["one"].pid)
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
+    forkservers = [pid for pid in children if names[pid] == "tunemq-fork"]
+    for pid in forkservers:
+        os.kill(pid, signal.SIGTERM)
+    assert forkservers
+    farm.open_gate("search", 40)
+    farm.wait_for("search", "FINISHED")
+    farm.check_results("search")
+    (done,) = farm.steps("search").values()
+    assert len(done) == len(set(done))  # none twice, so there was one attempt
 
 
 @pytest.mark.soak

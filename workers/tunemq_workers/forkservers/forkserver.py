@@ -65,13 +65,14 @@ class Forkserver:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._deadline: float | None = None
-        self._is_terminated = False
+        self._is_alone = False
 
     def serve(self) -> trial_process_main.ForkContext | None:
         """Serve until the node is gone and return None; in a forked child, return its context."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _only_wake)
-        signal.signal(signal.SIGTERM, self._terminate)
+        # Only the node handles a signal to all processes: it may let its trials save first.
+        signal.signal(signal.SIGTERM, _only_wake)
         # From now on the node's death sends SIGCONT, which has a handler, instead of SIGKILL: only
         # this process can kill its process trees. No other signal with a handler reaches a stopped
         # process.
@@ -88,7 +89,7 @@ class Forkserver:
                     poller.unregister(self._control)
                 elif (task := self._obey_next()) is not None:
                     return task
-            if self._is_terminated:
+            if self._is_alone:
                 self._end()
             _tell(self._control, *self._process_trees.reap())
         return None
@@ -98,11 +99,8 @@ class Forkserver:
             not self._process_trees or time.monotonic() > self._deadline
         )
 
-    def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        self._is_terminated = True
-
     def _continue(self, _signal: int, _frame: FrameType | None) -> None:
-        self._is_terminated |= os.getppid() != self._node
+        self._is_alone |= os.getppid() != self._node
 
     def _end(self) -> None:
         """Kill all process trees; `serve` returns when they are gone."""

@@ -71,6 +71,8 @@ class TrialProcess(msgspec.Struct, eq=False):
     #: It was stopped or killed on order, so its end is not reported.
     is_given_up: bool = False
     is_killed: bool = False
+    #: SIGTERM killed it, which its node did not send, and that is not reported yet.
+    is_terminated: bool = False
     #: The node failed its trial and ends it; all it sends is ignored.
     is_condemned: bool = False
     #: It was ordered at least once to pause or stop, so it may report a pause.

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 import msgspec
@@ -49,6 +49,9 @@ from tunemq_workers.trials.limit_enforcement import LimitEnforcer, LimitExceeded
 TERM_GRACE_S: Final = 1.0
 #: A trial process that closed its socket is killed if it does not exit within this time.
 _CLOSED_GRACE_S: Final = 1.0
+#: If SIGTERM kills a trial process, the report waits so long for the same signal to the node: a
+#: machine that shuts down may send it to all processes, and then it is no failure of the trial.
+_NODE_FOLLOWS_S: Final = 1.0
 #: The most characters of an unreadable frame that an error shows.
 _SHOWN: Final = 300
 #: The most bytes that valid frames of these kinds have, with room to spare.
@@ -177,6 +180,8 @@ class TrialSupervisor:
         self._is_closed = True
         for process in list(self._running.values()):
             self._tell(process, process.order.paused(at_checkpoint=at_checkpoint))
+            if process.name not in self._processes:
+                self._settle_terminated(process)
         self._dismiss_parked()
 
     def give_up(self) -> None:
@@ -304,7 +309,11 @@ class TrialSupervisor:
         """Handle the exit of a trial process."""
         process = self._processes[name]
         self._limits.is_killed_for_memory(process)  # if so, the exit is not reported
-        if self._is_unexpected_end(process):
+        if not self._is_unexpected_end(process):
+            return
+        if signal == SIGTERM:
+            process.is_terminated = process.is_given_up = process.is_killed = True
+        else:
             self._trial_events.died(process, signal, exit_code, self._cause_of_death(signal))
 
     def lost(self, name: str, reason: str) -> None:
@@ -324,7 +333,10 @@ class TrialSupervisor:
         self._availability.gone(name)
         if process.is_killed or process.is_condemned or not process.has_ended:
             self.on_cut_off(process.key, process.start)
-        if not process.is_parked:
+        if process.is_terminated:
+            settle = partial(self._settle_terminated, process)
+            self._reactor.after(0.0 if self._is_closed else _NODE_FOLLOWS_S, settle)
+        elif not process.is_parked:
             self._free(process)
         self._start_missing()
 
@@ -415,6 +427,14 @@ class TrialSupervisor:
         self._set_timer(process, None)
         self._over.add(process.key)
         return not (process.has_ended or process.is_given_up or process.is_parked)
+
+    def _settle_terminated(self, process: TrialProcess) -> None:
+        """Free a trial that SIGTERM killed; report that as a failure unless the node ends, too."""
+        if process.is_terminated:
+            process.is_terminated = False
+            if not self._is_closed:
+                self._trial_events.died(process, SIGTERM, None, "")
+            self._free(process)
 
     def _cause_of_death(self, number: int | None) -> str:
         """Return ``memory`` if the kernel probably killed it for lack of memory, else ""."""
