@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 import tunemq as tune
 from tests.acceptance.scripts import write
 from tests.acceptance.test_results_elsewhere import farm
-from tests.support.farms.farm_service import FarmService
+from tests.support.farms.farm_service import FarmService, farm_service
+from tests.support.waiting import eventually
 
 __all__ = ["farm"]
 
@@ -103,3 +105,41 @@ def test_fit_sends_the_folder_with_the_program(
     assert result.error is None
     assert result.metrics["loss"] == 0.5
     assert "fit(folder=" in str(without.error)
+
+
+#: Counts, and saves and reports the number, until it finds the file `end`.
+COUNTS = """\
+n=$(cat "$TUNEMQ_CHECKPOINT/n" 2> /dev/null || echo 0)
+while [ ! -e "$1" ]; do
+    n=$((n + 1))
+    (cd "$TUNEMQ_CHECKPOINT_DIR" && echo $n > .n && mv .n n)
+    echo "{\\"loss\\": $n}" >> "$TUNEMQ_TRIAL_DIR/m.jsonl"
+    sleep 0.1
+done
+"""
+
+
+def test_program_of_a_lost_node_changes_nothing_in_a_shared_folder(tmp_path: Path) -> None:
+    project, end = write(tmp_path / "project", {"count.sh": COUNTS}), tmp_path / "end"
+    command = ["sh", str(project / "count.sh"), str(end)]
+    script = SCRIPT.format(command=f"{command}, metrics_from='{{trial_dir}}/m.jsonl'")
+    write(project, {"search.py": script})
+    with farm_service(tmp_path) as farm:
+        lost = farm.add_worker("one")
+        farm.has_nodes("one")
+        farm.tunemq("submit", str(project / "search.py"), "--name", "counts", "--detach")
+
+        def results() -> list[dict]:
+            return farm.recorded("counts").get(0, [])
+
+        eventually(lambda: len(results()) >= 5, within=90, message=lambda: str(farm))
+        before = len(results())
+        lost.send_signal(signal.SIGSTOP)  # its program continues
+        farm.add_worker("two")
+        eventually(lambda: len(results()) >= before + 50, within=90, message=lambda: str(farm))
+        end.touch()
+        farm.wait_for("counts", "FINISHED")
+        lines = results()
+        lost.send_signal(signal.SIGKILL)
+    assert len({line["pid"] for line in lines}) == 2
+    assert [line["loss"] for line in lines] == [line["training_iteration"] for line in lines]

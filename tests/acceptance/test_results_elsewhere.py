@@ -160,3 +160,40 @@ def test_files_of_a_trial_replace_neither_its_results_nor_its_checkpoint_in_the_
     assert [one["loss"] for one in result.history] == [1.0]
     with result.checkpoint.as_directory() as folder:
         assert Path(folder, "weights").read_text() == "good"
+
+
+def _fails_once(config):
+    number = "second" if os.path.exists(config["tried"]) else "first"
+    found = os.listdir()
+    for name in ("model", number):
+        Path(name).write_bytes(number.encode() * 4_000_000)
+    if number == "first":
+        Path(config["tried"]).touch()
+        raise RuntimeError("the first attempt fails")
+    tune.report({"loss": 1.0, "found": ",".join(found)})
+
+
+def test_retry_on_the_same_node_changes_no_file_of_the_attempt_before(
+    farm: FarmService, bucket: str, tmp_path: Path
+) -> None:
+    (result,) = tune.Tuner(
+        _fails_once,
+        param_space={"tried": str(tmp_path / "tried")},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(
+            name="retried", verbose=0, failure_config=tune.FailureConfig(max_failures=1)
+        ),
+    ).fit(address=farm.url)
+    assert set(result.metrics["found"].split(",")) == {"stdout", "stderr"}
+    with open_objects(f"s3://{bucket}/searches/retried") as objects:
+
+        def sent() -> dict[str, int]:
+            found = (one for one in objects.list() if "/attempt_" in one.key)
+            return {one.key.partition("/")[2]: one.size for one in found}
+
+        eventually(lambda: {"attempt_1/first", "attempt_2/second"} <= sent().keys(), within=60)
+        eventually(lambda: {"attempt_1/model", "attempt_2/model"} <= sent().keys(), within=60)
+        sizes = sent()
+        models = [sizes["attempt_1/model"], sizes["attempt_2/model"]]
+        assert models == [len(text) * 4_000_000 for text in ("first", "second")]
+        assert "attempt_2/first" not in sizes

@@ -266,7 +266,7 @@ def test_node_fetches_the_code_that_the_scheduler_uploaded(node, scheduler, stor
     scheduler.assign(node.instance_id, order("t", start))
     found = results(scheduler, 1)["t"]
     assert (found["sum"], found["mine"]) == (3, "yes")
-    assert found["folder"] == str(node.folder / "trials/0/train_t")
+    assert found["folder"] == str(node.folder / "trials/0/1/train_t")
     with open_objects(store) as objects:
         there = {found.key for found in objects.list()}
     refs = (plan.code, *plan.blobs, bundle)

@@ -24,6 +24,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         cache: where this machine keeps copies of checkpoints; empty lets each node decide.
         sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see `TrialSpec`.
         is_apart: whether nodes do not access its folder, and run trials in folders of the node.
+        is_shared: whether several machines run trials in its folder.
         trainable_name: the first part of every trial's name.
     """
 
@@ -50,6 +51,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
     is_apart: bool = False
+    is_shared: bool = False
     log_patterns: tuple[str, ...] = ()
 
     @property
@@ -65,10 +67,11 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the path of a trial's folder."""
         return os.path.join(self.folder, self.trial_name(trial))
 
-    def _hosts_folder(self, trial: str) -> str:
+    def _folder_on_node(self, order: StartTrial) -> str:
         if self.is_apart:
-            return f"{self.experiment_id}/{self.trial_name(trial)}"
-        return self.trial_folder(trial)
+            # The next attempt may start there while the files of the last one are uploaded.
+            return f"{self.experiment_id}/{order.attempt}/{self.trial_name(order.trial)}"
+        return self.trial_folder(order.trial)
 
     def trial_spec(self, order: StartTrial) -> TrialSpec:
         """Make the specification by which a node starts one trial."""
@@ -80,7 +83,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             events_key=self.events_key,
             trial_name=self.trial_name(order.trial),
             trial_number=order.number,
-            folder=self._hosts_folder(order.trial),
+            folder=self._folder_on_node(order),
             code=self.code,
             config=order.config,
             resources=order.resources,
@@ -105,4 +108,5 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             bundle=self.bundle,
             blobs=self.blobs,
             log_patterns=self.log_patterns,
+            is_shared=self.is_shared,
         )

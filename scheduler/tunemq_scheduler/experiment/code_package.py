@@ -88,6 +88,7 @@ def package_code(
         bundle=code_package.bundle,
         environment=environment,
         is_apart=code_package.is_apart,
+        is_shared=code_package.keeps_first and not code_package.is_apart,
     )
 
 

@@ -30,6 +30,7 @@ from tunemq_shared.executables.program import Program
 from tunemq_shared.executables.templates import names_in, parameters_of, render, variables_of
 from tunemq_shared.protocol.messages import TrialSpec
 from tunemq_shared.trial.control_flow import TrialPauseExit
+from tunemq_shared.trial.trial_folder_upload import ATTEMPT
 from tunemq_shared.trial.trial_session import TrialSession
 
 #: Sources of results; any other value is the name of a file.
@@ -45,8 +46,9 @@ _POLL_INTERVAL_S: Final = 0.1
 #: Seconds of a trial's grace time that are reserved for this process.
 _OWN_S: Final = 1.5
 _LEAST_GRACE_S: Final = 0.5
-#: For files that the trial's folder has only while the program runs. Folders of this name are not
-#: copied to a store, and those of killed processes are removed.
+#: For files that the trial's folder has only while the program runs; then the attempt's number, as
+#: a lost attempt may still run. Folders of this name are not copied to a store, and those of killed
+#: processes are removed.
 _WORK: Final = f"{TEMPORARY_PREFIX}_program"
 
 
@@ -83,7 +85,7 @@ def run(command: ProgramCommand, config: Mapping[str, Any], session: TrialSessio
         TrainableError: It cannot be started.
         TrialExit: The trial ended first, and so did the program.
     """
-    work = os.path.join(session.start.folder, _WORK)
+    work = os.path.join(session.start.folder, f"{_WORK}_{session.attempt}")
     remove(work)
     os.makedirs(work)
     try:
@@ -110,7 +112,8 @@ class _TrialAttempt:
         self._ends_in_call = False
         given = _write_config(work, config)
         restored = _restored(session)
-        context, folder = session.context, session.start.folder
+        context, folder = session.context, _folder_of_attempt(session)
+        self._folder = folder
         ours = {
             "trial_id": context.get_trial_id(),
             "trial_name": context.get_trial_name(),
@@ -122,7 +125,8 @@ class _TrialAttempt:
         }
         values = ours | dict(parameters_of(config))
         self._arguments = [render(argument, values) for argument in command.arguments]
-        base, program = _base_folder(command, session.start), command.arguments[0]
+        base = os.path.join(folder, _base_folder(command, session.start))
+        program = command.arguments[0]
         if os.sep in program and not names_in(program):
             self._arguments[0] = os.path.normpath(os.path.join(base, self._arguments[0]))
         above = folder if names_in(command.cwd) else base
@@ -138,7 +142,7 @@ class _TrialAttempt:
         if self._metrics_from == STDOUT:
             lines = MetricLines(expected, self._pattern)
         elif self._metrics_from != REPORT:
-            file = FollowedFile(os.path.join(session.start.folder, self._metrics_from))
+            file = FollowedFile(os.path.join(self._folder, self._metrics_from))
         with (
             report_socket.listen(self._socket) as listener,
             closing(Program(self._arguments, self._variables, self._cwd)) as program,
@@ -235,12 +239,21 @@ def _base_folder(command: ProgramCommand, start: TrialSpec) -> str:
     """Return the folder of relative paths.
 
     That of the script, as it was sent to the farm; else the one in which the user made the command,
-    if this machine shares it; else the trial's.
+    if this machine shares it; else none, which means the trial's.
     """
     if start.bundle is not None:
         return start.environment.sys_path[0]
     is_shared = not start.environment.inherits and os.access(command.folder, os.X_OK)
-    return command.folder if is_shared else start.folder
+    return command.folder if is_shared else ""
+
+
+def _folder_of_attempt(session: TrialSession) -> str:
+    """Return the trial's folder; where a lost attempt may write there, a folder of this attempt."""
+    if not session.start.is_shared:
+        return session.start.folder
+    folder = os.path.join(session.start.folder, f"{ATTEMPT}{session.attempt}")
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def _write_config(work: str, config: Mapping[str, Any]) -> str:

@@ -72,8 +72,9 @@ class TrialSpec(Order, frozen=True):
     the GPUs that it may see, by UUID, and its share of each; empty if it has none, or if the node
     knows its GPUs by number only. ``bundle`` is the folder of code that comes first on its import
     path; ``blobs`` is what ``code`` needs in addition. A relative ``folder`` is below the node's
-    own. ``log_patterns`` are regular expressions that the node matches with the lines of its output
-    (`LogMatched`).
+    own, and for this attempt only; ``is_shared``: a lost attempt may still run in the absolute one,
+    on another machine. ``log_patterns`` are regular expressions that the node matches with the
+    lines of its output (`LogMatched`).
     """
 
     experiment: Text
@@ -105,6 +106,7 @@ class TrialSpec(Order, frozen=True):
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
     log_patterns: tuple[Text, ...] = ()
+    is_shared: bool = False
 
 
 class TrialOrder(Order, frozen=True):

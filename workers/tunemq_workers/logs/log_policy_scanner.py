@@ -126,8 +126,7 @@ class _FollowedOutput:
 
     def __init__(self, output: messages.AttemptOutput) -> None:
         names = zip((STDOUT, STDERR), output.printed, strict=True)
-        #: The folder of its search.
-        self.search = os.path.dirname(output.folder)
+        self.search = output.search
         self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
         self.patterns = list(output.patterns)
 

@@ -145,7 +145,9 @@ class LogWatch:
         has_gpu = bool(start.devices) or any(start.resources.get(one) for one in (GPU, GPU_MEMORY))
         if not (start.log_patterns or has_gpu):
             return
-        output = scanner_messages.AttemptOutput(start.folder, started.printed, start.log_patterns)
+        output = scanner_messages.AttemptOutput(
+            events_key, start.folder, started.printed, start.log_patterns
+        )
         followed = _WatchedAttempt(next(self._ids), events_key, key, output, has_gpu)
         self._followed[followed.id] = self._by_key[events_key, key] = followed
         if output.patterns:

@@ -18,9 +18,10 @@ ANSWER: Final = ord("A")
 class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):
     """The output of an attempt: the two files in ``folder``, from offsets ``printed`` on.
 
-    ``patterns`` are the patterns to search for.
+    ``search`` names its search, and ``patterns`` are the patterns to look for.
     """
 
+    search: str
     folder: str
     printed: tuple[int, int]
     patterns: tuple[str, ...]

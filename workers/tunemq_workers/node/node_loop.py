@@ -188,7 +188,7 @@ class NodeLoop:
         )
         for part in (self._logs, self._failure_output, self._files):
             part.running_trials = supervisor.running_trials
-        self._files.expected, supervisor.on_left = supervisor.expected, self._files.left
+        supervisor.on_left = self._files.left
         availability.on_withheld, availability.on_warning = self._withhold, self._warn
         forkservers.on_warning = self._warn
         disk.on_late = self._warn_all

@@ -1,8 +1,7 @@
 """`TrialFiles`: uploads the folders of trials on this node when their processes have ended.
 
-The trial's next attempt may start in the same folder meanwhile. So a folder is removed when its
-files were sent and no trial process uses it. A folder whose files could not be sent stays for a
-while, below another name.
+Each attempt of a trial has a folder. It is removed when its files were sent. A folder whose files
+could not be sent stays for a while, below another name.
 """
 
 from __future__ import annotations
@@ -73,16 +72,16 @@ class TrialFiles:
         node: str,
         limits: CacheLimits,
     ) -> None:
-        #: Return the trials that have a process, and those that will get one.
+        #: Return the trials that have a process.
         self.running_trials: Callable[[], Iterable[tuple[AttemptId, TrialSpec]]] = tuple
-        self.expected: Callable[[], Iterable[TrialSpec]] = tuple
         self._transfers, self._disk, self._emit = transfers, disk, emit
         self._streamer = OutputStreamer(timers, disk, send, may_send, self._printing)
         self._root, self._node, self._limits = os.path.join(folder, TRIALS), node, limits
         self._names = place_of_shared_names(folder)
         #: The place of jobs that delete, for which nothing waits.
         self._trash = os.path.join(self._root, _TRASH)
-        self._sending: dict[tuple[str, int], str] = {}
+        #: The event streams of folders that are being sent.
+        self._sending: dict[str, str] = {}
 
     def start(self) -> None:
         """Start; keep the folders of an earlier node, whose store is no longer known, as unsent."""
@@ -98,7 +97,7 @@ class TrialFiles:
 
     def close(self) -> None:
         """Stop waiting for uploads; the next node here keeps their folders as unsent."""
-        for (folder, _), events_key in self._sending.items():
+        for folder, events_key in self._sending.items():
             self._warn(events_key, folder, folder, "the node ends")
         self._sending.clear()
 
@@ -116,30 +115,27 @@ class TrialFiles:
         if not self._is_ours(folder):
             return
         self._streamer.complete(OutputSource(start.events_key, *trial, folder))
-        key = (folder, attempt)
-        if not is_remote(start.store) or key in self._sending:
+        if not is_remote(start.store) or folder in self._sending:
             return
-        self._sending[key] = start.events_key
+        self._sending[folder] = start.events_key
         send = UploadTrialFiles(
             start.store, os.path.basename(folder), folder, attempt, start.sync_timeout_s
         )
-        failed = partial(self._failed, key, start.events_key)
+        failed = partial(self._failed, folder, start.events_key)
         self._transfers.start(
-            send, lambda _: self._settle(key, _discard, self._delete), failed, ignore
+            send, lambda _: self._settle(folder, _discard, self._delete), failed, ignore
         )
 
     def cut_off(self, trial: AttemptId, start: TrialSpec) -> None:
         """Remove the copies of checkpoints that a killed trial process could not remove."""
         self._disk.run(start.folder, partial(remove_copies, start.folder, trial[1]), do_nothing)
 
-    def _failed(
-        self, key: tuple[str, int], events_key: str, reason: str, _is_corrupt: bool
-    ) -> None:
+    def _failed(self, folder: str, events_key: str, reason: str, _is_corrupt: bool) -> None:
         def kept(path: str) -> None:
-            self._warn(events_key, key[0], path, reason.rstrip("."))
+            self._warn(events_key, folder, path, reason.rstrip("."))
             self._make_room()
 
-        self._settle(key, _keep, kept)
+        self._settle(folder, _keep, kept)
 
     def _warn(self, events_key: str, folder: str, kept: str, reason: str) -> None:
         """Report that files were not sent, and where they are now."""
@@ -152,26 +148,16 @@ class TrialFiles:
         self._emit(events_key, encode(NodeWarned(text)))
 
     def _settle(
-        self,
-        key: tuple[str, int],
-        move: Callable[[str, str], str],
-        then: Callable[[str], object],
+        self, folder: str, move: Callable[[str, str], str], then: Callable[[str], object]
     ) -> None:
-        """Move the folder of an upload that has ended, unless it is used; pass its path on."""
-        folder, _ = key
+        """Move the folder of an upload that has ended; pass its path on."""
 
         def moved(path: str) -> None:
-            self._sending.pop(key, None)  # the node may have stopped waiting
+            self._sending.pop(folder, None)  # the node may have stopped waiting
             then(path)
 
-        sent = {other for other in self._sending if other != key}
-        running_trials = {start.folder for _, start in self.running_trials()}
-        expected = {os.path.join(self._root, start.folder) for start in self.expected()}
-        if folder in {*running_trials, *expected, *(other for other, _ in sent)}:
-            moved(folder)
-        else:
-            self._streamer.forget(folder)
-            self._disk.run(self._names, partial(move, self._root, folder), moved)
+        self._streamer.forget(folder)
+        self._disk.run(self._names, partial(move, self._root, folder), moved)
 
     def _delete(self, path: str) -> None:
         if os.path.basename(path).startswith(_TRASH):
@@ -222,8 +208,9 @@ def _discard(root: str, folder: str) -> str:
 
 def _leave(root: str, folder: str, name: str) -> str:
     path = _move(root, folder, name)
-    with suppress(OSError):  # other folders of its experiment are there
-        os.rmdir(os.path.dirname(folder))
+    with suppress(OSError):  # other folders of its attempts, or of its experiment, are there
+        while (folder := os.path.dirname(folder)) != root:
+            os.rmdir(folder)
     return path
 
 

@@ -227,10 +227,6 @@ class TrialSupervisor:
             if not process.is_parked
         ]
 
-    def expected(self) -> list[TrialSpec]:
-        """Return the start orders of trials that have or will get a process."""
-        return [start for key, start in self._starts.items() if key not in self._over]
-
     # --- what trial processes say ---------------------------------------------------------------
 
     def said(self, name: str, kind: int, payload: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -645,3 +646,40 @@ def test_report_imports_no_other_module_of_tunemq():
         "tunemq_shared.executables",
         "tunemq_shared.executables.report_command",
     ]
+
+
+#: Continues to write after its attempt has ended, as on a machine that was cut off.
+LOST = """
+setsid sh -c 'echo $$ > pid; while :; do
+    echo "{{\\"loss\\": 9}}" >> $TUNEMQ_TRIAL_DIR/m.jsonl
+    touch $TUNEMQ_CHECKPOINT_DIR/lost; sleep 0.05
+done' > /dev/null 2>&1 &
+while ! grep -q 9 $TUNEMQ_TRIAL_DIR/m.jsonl; do sleep 0.02; done
+sleep 0.3
+"""
+
+
+def test_lost_attempt_in_a_shared_folder_changes_nothing_of_the_next_one(trials, tmp_path):
+    def program(text):
+        return executable(["sh", "-c", text], cwd=str(tmp_path), metrics_from="{trial_dir}/m.jsonl")
+
+    trials.run(program(LOST), is_shared=True)
+    assert {one["loss"] for one in trials.metrics} == {9}
+    before = len(trials.metrics)
+    try:
+        assert runs(tmp_path / "pid")
+        trials.run(
+            program(
+                "sleep 0.5; touch $TUNEMQ_CHECKPOINT_DIR/mine;"
+                """ echo '{{"loss": 2}}' >> $TUNEMQ_TRIAL_DIR/m.jsonl; sleep 0.5"""
+            ),
+            is_shared=True,
+        )
+        assert runs(tmp_path / "pid")
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    assert trials.metrics[before:] == [{"loss": 2}]
+    files = os.listdir(trials.sink.root / trials.channel.checkpoints[-1].key)
+    assert "mine" in files
+    assert "lost" not in files

@@ -183,7 +183,7 @@ class Told:
         self.folder = folder
 
     def output(self, *patterns: str, printed: tuple[int, int] = (0, 0)) -> AttemptOutput:
-        return AttemptOutput(str(self.folder), printed, patterns)
+        return AttemptOutput("search", str(self.folder), printed, patterns)
 
     def take(self) -> list[LogAnswer]:
         answers = self.answers[:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +57,7 @@ class World:
         self.disk.settle()
 
     def process(self, trial="a", attempt=1, **how):
-        path = self.path(trial)
+        path = self.path(trial, attempt)
         path.mkdir(parents=True, exist_ok=True)
         begun = start(folder=str(path), store=STORE, **how)
         self.running_trials[trial, attempt] = begun
@@ -77,8 +78,8 @@ class World:
         self.sender.asked[number][2](reason, False)
         self.disk.settle()
 
-    def path(self, trial):
-        return self.folder / "trials/exp" / f"train_{trial}"
+    def path(self, trial, attempt=1):
+        return self.folder / "trials/exp" / str(attempt) / f"train_{trial}"
 
     def print(self, text, trial="a", name="stdout"):
         with (self.path(trial) / name).open("a") as file:
@@ -216,17 +217,6 @@ def test_failed_upload_is_reported_and_the_files_stay_out_of_the_way(world):
     assert os.listdir(world.folder / "trials") == [kept.name]
 
 
-def test_files_that_were_not_sent_are_sent_with_those_of_the_next_attempt_in_their_folder(world):
-    world.process()
-    world.leave()
-    world.process(attempt=2)
-    world.fail(0, "the store is away")
-    assert f"They are in {world.path('a')} on node" in world.events[0][1].text
-    world.leave(attempt=2)
-    world.finish(1)
-    assert os.listdir(world.folder / "trials") == []
-
-
 def test_files_that_were_not_sent_are_removed_where_they_exceed_their_room(tmp_path, caplog):
     world = World(tmp_path, disk_bytes=2_500_000)
     for trial, size in {"a": 100_000, "b": 100_000, "c": 100_000, "large": 300_000}.items():
@@ -261,29 +251,19 @@ def test_old_files_that_were_not_sent_are_removed(world, monkeypatch):
     assert not unsent(world)
 
 
-def test_folder_in_use_by_the_next_process_stays(world):
-    for arrive in (
-        lambda: world.process(attempt=2),
-        lambda: setattr(world.files, "expected", lambda: [start(folder="exp/train_a")]),
-    ):
-        world.sender.asked.clear()
-        world.process()
-        world.leave()
-        arrive()
-        world.finish(0)
-        assert world.path("a").exists()
-        world.running_trials.clear()
-
-
-def test_files_are_sent_again_if_a_process_leaves_during_the_previous_upload(world):
+def test_next_attempt_does_not_change_the_files_of_the_last_one_while_they_are_sent(world):
     for attempt in (1, 2):
         world.process(attempt=attempt)
+        (world.path("a", attempt) / "model").write_text(str(attempt))
         world.leave(attempt=attempt)
-    assert [send.attempt for send, *_ in world.sender.asked] == [1, 2]
+    (first, *_), (second, *_) = world.sender.asked
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert [Path(send.folder, "model").read_text() for send in (first, second)] == ["1", "2"]
     world.finish(0)
-    assert world.path("a").exists()
-    world.finish(1)
     assert not world.path("a").exists()
+    assert world.path("a", 2).exists()
+    world.finish(1)
+    assert os.listdir(world.folder / "trials") == []
 
 
 def test_files_stay_in_place_without_a_remote_store(world):
