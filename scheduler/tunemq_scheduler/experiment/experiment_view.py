@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -19,6 +20,8 @@ from tunemq_shared.objects.store_address import without_settings
 UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
 #: Seconds that uploads may take after the last trial before a notice mentions them.
 _TIMEOUT_S: Final = 2.0
+#: Seconds after which a note names a trial whose code has not returned since its last result.
+_RETURNS_WITHIN_S: Final = 60.0
 #: The most nodes or devices that a note names.
 _NODES_TOLD: Final = 3
 #: The most trials that a note looks at; all may wait for the same thing.
@@ -91,7 +94,8 @@ class ExperimentView:
     def notes(self) -> Sequence[str]:
         """See `SearchView`."""
         notes = *self._loop.executor.notes(), *self._set_aside(), *self._withheld(), *self._waits()
-        return [*notes, *filter(None, [self._loop.waits_for_search, self.uploads])]
+        others = self.unreturned, self._loop.waits_for_search, self.uploads
+        return [*notes, *filter(None, others)]
 
     def _set_aside(self) -> Iterator[str]:
         """Yield notes about nodes that are set aside while trials wait; only the first few."""
@@ -130,6 +134,26 @@ class ExperimentView:
             first, others = waiting[0], len(waiting) - 1
             who = f"trial {first.trial_id}" + (f" and {others} more wait" if others else " waits")
             yield f"{who} for {awaited(first.waits[0])}: {first.waits[1]}"
+
+    @property
+    def unreturned(self) -> str:
+        """A note about trials whose code has not returned since their last result; may be empty."""
+        now = time.time()
+        ages = {
+            trial.trial_id: now - trial.last_result.timestamp
+            for trial in islice(self._loop.runner.live.values(), _LOOKED_AT)
+            if trial.status == RUNNING and trial.ending and not trial.is_saving
+            if trial.last_result is not None and trial.last_result.done
+        }
+        late = [name for name, age_s in ages.items() if age_s > _RETURNS_WITHIN_S]
+        if not late:
+            return ""
+        others = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        return (
+            f"trial {late[0]}{others} reached the end {ages[late[0]]:.0f} s ago, and the code has"
+            " not returned since: the slot stays taken; look for threads, `except:` or `finally:`"
+            " that continue; `tunemq stop SEARCH/TRIAL` or TrialLimits(stall_s=...) ends it"
+        )
 
     @property
     def uploads(self) -> str:

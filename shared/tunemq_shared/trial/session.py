@@ -69,7 +69,8 @@ def report(
     begin: it blocks while the trial scheduler has to decide whether the trial continues, while the
     node's memory for results is full, and with a checkpoint while it is copied and its uploads are
     behind. If the trial must end it does not return, and ``finally`` blocks run. Several threads of
-    the trial's process may call it: their reports become successive steps.
+    the trial's process may call it: their reports become successive steps. The trial keeps its slot
+    until the function returns: where it ends in a thread, end the others.
 
     Args:
         metrics: Numbers, strings, booleans, None, and lists and dicts of these, by name.

@@ -118,6 +118,8 @@ class SearchStatusReporter:
                 f" {_span_s(runner.giving_way.values(), now)} where they have not saved, and"
                 " continue later from their last checkpoints"
             )
+        if unreturned := self._view.unreturned:
+            yield unreturned
 
     def waiting_for_store(self) -> int:
         """Return how many trials wait for a store."""
@@ -319,6 +321,8 @@ class SearchStatusReporter:
             yield f"trial {name} waits for {awaited(trial.waits[0])}: {trial.waits[1]}"
         if trial.status == RUNNING:
             yield f"trial {name} runs, on {self._node_of(self._of(name)) or 'a node'}"
+            if trial.ending:
+                yield f"it is to end ({trial.ending}), and its code has not returned yet"
             return
         if trial.status != PENDING:
             yield f"trial {name} is PAUSED; its trial scheduler says when it continues"

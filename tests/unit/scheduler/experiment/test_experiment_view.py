@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ class Search:
             counts={"PENDING": 0, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 3},
             aside={},
             nodes={},
+            live={},
         )
         self.trials: dict[str, Any] = {}
         address = "s3://bucket/x?endpoint=http://host:9000"
@@ -101,6 +103,21 @@ def test_view_shows_one_note_for_any_number_of_waiting_trials(search, count, not
         trial = search.trials[str(n)] = FakeTrial(n)
         trial.waits = ("save", "connection refused") if n < count else ("", "")
     assert search.view.notes == ["Redis is away", note]
+
+
+@pytest.mark.parametrize(("age_s", "is_told"), [(50.0, False), (70.0, True)])
+def test_trial_whose_code_does_not_return_after_its_last_result_is_a_note(search, age_s, is_told):
+    story = Story(cpus=1.0)
+    search.loop.runner = story.runner
+    story.start("a")
+    last = m.ResultReported("a", 1, 1, {}, time.time() - age_s, 0.0, 0.0, 0.0, 1, done=True)
+    story.tell(last)
+    (_, *notes) = search.view.notes
+    assert [note.partition(", and")[0] for note in notes] == (
+        ["trial a reached the end 70 s ago"] if is_told else []
+    )
+    story.finish("a")
+    assert search.view.notes == ["Redis is away"]
 
 
 def test_view_shows_uploads_as_a_note_when_only_they_delay_the_end(search):

@@ -39,6 +39,7 @@ class Search:
             best=None,
             resources_used={},
             notes=[],
+            unreturned="",
             store="",
             outcome="finished",
         )
