@@ -69,6 +69,20 @@ def test_f24_sigterm_to_all_processes_of_a_worker_blames_no_trial(farm):
     assert not farm.events("search", m.TrialFailed)
 
 
+def test_f24_sigterm_to_all_processes_of_a_scheduler_ends_no_search(farm):
+    submit(farm, trials=2, steps=40, save_every=5, step_s=0.05)
+    farm.wait_for_steps("search", 2, 12)
+    pids = [*sorted(descendants(farm.scheduler.pid), reverse=True), farm.scheduler.pid]
+    assert len(pids) > 1
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert farm.scheduler.wait(60) == 0, farm
+    farm.start_scheduler()
+    farm.open_gate("search", 40)
+    farm.wait_for("search", "FINISHED")
+    farm.check_results("search")
+
+
 def test_f24_sigterm_to_a_forkserver_ends_no_trial(farm):
     submit(farm, trials=1, steps=40, save_every=5, step_s=0.05)
     farm.wait_for_steps("search", 1, 5)
