@@ -100,7 +100,7 @@ def of_results(bench: Bench) -> list[Decoder]:
             lambda data: _rows_in(bench.written("rows/progress.csv", data)),
             (),
             (csv, b'training_iteration,trial_id,a\n1,t_00000,"b,c"\n2,t_00000,\n'),
-            ("tunemq_scheduler.output.result_file_reader:_cells",),
+            ("tunemq_scheduler.results.csv_cells:cells_of",),
         ),
         Decoder(
             "first line of progress.csv",

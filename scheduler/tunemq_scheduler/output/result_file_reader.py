@@ -9,24 +9,22 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.results.csv_cells import columns_of
+from tunemq_scheduler.results.csv_cells import cells_of, columns_of
 from tunemq_shared.base.decoding_errors import NO_JSON, UNDECODABLE
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
 
-#: The longest row: a result has at most 32 MiB, and its JSON is at most a few times as long.
-_MOST_ROW_BYTES: Final = 2**28
+#: The longest row: a result has at most 1 MiB, and its JSON is at most a few times as long. A table's
+#: header has the columns of all results.
+MOST_ROW_BYTES: Final = 2**28
 #: How many bytes at the end of a file are searched for the last row.
 _TAIL_BYTES: Final = 2**16
-#: A cell, for rows that have a longer one than `csv` reads.
-_CELL: Final = re.compile(r'(?:^|,)("[^"]*(?:""[^"]*)*"|[^,"]*)(?=,|$)')
 
 
 class _Row(msgspec.Struct):
@@ -171,7 +169,7 @@ def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:
         if columns is None:
             found, whose = _of_json(line)
         else:
-            cells = _cells(text)
+            cells = cells_of(text)
             if len(cells) != len(columns):
                 return None
             found = cells[columns.index(TRAINING_ITERATION)]
@@ -191,16 +189,6 @@ def _of_json(line: bytes) -> tuple[Any, Any]:
     return row.training_iteration, row.trial_id
 
 
-def _cells(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        found = list(_CELL.finditer(line))
-        if "".join(one[0] for one in found) != line:
-            raise
-        return [one[1] for one in found]
-
-
 def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
     """Yield each line with its position and step.
 
@@ -212,7 +200,7 @@ def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
     try:
         with open_to_read(path, restores_rights=True) as file:
             begin = 0
-            while line := file.readline(_MOST_ROW_BYTES):
+            while line := file.readline(MOST_ROW_BYTES):
                 is_head = is_table and not begin
                 if not line.endswith(b"\n"):
                     is_own = not is_head if is_table else _may_be_torn(line)

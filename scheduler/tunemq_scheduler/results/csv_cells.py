@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -18,6 +19,8 @@ from tunemq_shared.base.safe_text import plain_number, text_of
 
 #: Characters that begin a formula in some spreadsheet.
 _FORMULA: Final = frozenset("=+-@\t\uff1d\uff0b\uff0d\uff20")
+#: A cell, for rows that have a longer one than `csv` reads.
+_CELL: Final = re.compile(r'(?:^|,)("[^"]*(?:""[^"]*)*"|[^,"]*)(?=,|$)')
 #: An empty cell.
 EMPTY: Final = msgspec.Raw(b"")
 
@@ -49,10 +52,25 @@ def columns_of(line: bytes) -> list[str]:
     if not line:
         return []
     try:
-        names = next(csv.reader([line.decode(errors="replace")]), [])
+        names = cells_of(line.decode(errors="replace"))
     except csv.Error as error:
         raise StoreError(f"the first line of a CSV file is none: {error}.") from error
     return [_as_named(name) for name in names]
+
+
+def cells_of(line: str) -> list[str]:
+    """Return a row's cells.
+
+    Raises:
+        csv.Error: the line is not a row.
+    """
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        found = list(_CELL.finditer(line))
+        if "".join(one[0] for one in found) != line:
+            raise
+        return [_unquoted(one[1]) for one in found]
 
 
 @lru_cache(maxsize=4096)
@@ -70,6 +88,10 @@ def _in_one_line(value: Any) -> Any:
         return value
     text = text_of(value).replace("\r", "\\r").replace("\n", "\\n")
     return f"'{text}" if _would_run(text) and not _is_number(text) else text
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if cell.startswith('"') else cell
 
 
 def _as_named(column: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.output.loggers import CSVLoggerCallback
-from tunemq_scheduler.results.csv_cells import flatten
+from tunemq_scheduler.results.csv_cells import cells_of, flatten
 
 
 @pytest.fixture
@@ -67,6 +67,15 @@ def test_csv_logger_of_a_restored_trial_reads_its_header_and_continues(trial):
     rows = rows_of(trial)
     assert [row["loss"] for row in rows] == ["3.0", "2.0", "1.0"]
     assert [row["extra"] for row in rows] == ["", "", "1"]
+
+
+@pytest.mark.parametrize("names", [['"' + "m" * 200_000, "b,"]], ids=["a long name"])
+def test_csv_logger_of_a_restored_trial_reads_a_long_header(trial, names):
+    log(trial, dict.fromkeys(names, 1.5))
+    log(trial, {**dict.fromkeys(names, 2.5), "late": 3})
+    header, *rows = Path(trial.local_path, "progress.csv").read_text().splitlines()
+    assert cells_of(header) == [*names, "late"]
+    assert rows == ["1.5," * len(names), "2.5," * len(names) + "3"]
 
 
 def test_csv_logger_accepts_keys_in_any_order(trial):
