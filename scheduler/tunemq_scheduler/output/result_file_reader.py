@@ -20,8 +20,8 @@ from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read
 from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
 
-#: The longest row: a result has at most 1 MiB, and its JSON is at most a few times as long. A table's
-#: header has the columns of all results.
+#: The longest row: a result has at most 1 MiB, and its JSON is at most a few times as long. The
+#: header of a table has the columns of all results.
 MOST_ROW_BYTES: Final = 2**28
 #: How many bytes at the end of a file are searched for the last row.
 _TAIL_BYTES: Final = 2**16

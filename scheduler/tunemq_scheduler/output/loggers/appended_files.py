@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Final
 
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
+from tunemq_scheduler.output.result_file_reader import MOST_ROW_BYTES
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_write
 
@@ -107,14 +108,20 @@ class AppendedFiles:
         """Return the file's first line, empty if there is none; create the file if necessary.
 
         Raises:
-            StoreError: it cannot be opened.
+            StoreError: it cannot be opened, or the line is longer than any that TuneMQ writes.
         """
         try:
-            descriptor = self._descriptor(file)
-            begin = os.pread(descriptor, _READ_BACK, 0)
+            with open(self._descriptor(file), "rb", closefd=False) as begin:
+                begin.seek(0)
+                line = begin.readline(MOST_ROW_BYTES)
         except OSError as error:
             raise StoreError(f"{file.path} cannot be opened: {error.strerror}.") from error
-        return begin.partition(b"\n")[0]
+        if line and not line.endswith(b"\n"):
+            raise StoreError(
+                f"The first line of {file.path} has {MOST_ROW_BYTES} bytes or more: the search did "
+                "not write it. Restore the experiment; that rebuilds the file."
+            )
+        return line[:-1]
 
     def release(self, file: AppendedFile) -> None:
         """Close the file, for instance before another file replaces it."""

@@ -69,7 +69,11 @@ def test_csv_logger_of_a_restored_trial_reads_its_header_and_continues(trial):
     assert [row["extra"] for row in rows] == ["", "", "1"]
 
 
-@pytest.mark.parametrize("names", [['"' + "m" * 200_000, "b,"]], ids=["a long name"])
+@pytest.mark.parametrize(
+    "names",
+    [[f"layer_{number:05d}/{'w' * 60}" for number in range(20_000)], ['"' + "m" * 200_000, "b,"]],
+    ids=["many columns", "a long name"],
+)
 def test_csv_logger_of_a_restored_trial_reads_a_long_header(trial, names):
     log(trial, dict.fromkeys(names, 1.5))
     log(trial, {**dict.fromkeys(names, 2.5), "late": 3})
