@@ -36,6 +36,9 @@ class JournalLock:
             self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JournalError(f"{self._path} cannot be made: {error.strerror}.") from error
+        # Earlier versions made it readable. It may also be another user's.
+        with contextlib.suppress(OSError):
+            os.fchmod(self._descriptor, 0o600)
         try:
             self._take(experiment)
         except BaseException:  # passed on to the caller

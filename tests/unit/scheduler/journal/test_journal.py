@@ -361,6 +361,7 @@ def test_second_process_gets_the_holder_of_the_journal_until_it_is_gone(
 
 
 def test_no_other_user_can_hold_the_lock_of_a_journal(written: Path) -> None:
+    (written / layout_module.LOCK).chmod(0o644)  # as earlier versions made it
     journal, _ = Journal.resume(written)
     with journal:
         assert (written / layout_module.LOCK).stat().st_mode & 0o777 == 0o600
