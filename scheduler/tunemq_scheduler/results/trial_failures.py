@@ -14,6 +14,7 @@ from tunemq_scheduler.core.commands import NotifyFailure
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.protocol.messages import NodeLost, TrialFailed, TrialProcessDied
 from tunemq_shared.system.plain_files import open_to_write
 from tunemq_shared.system.processes import signal_name
@@ -201,10 +202,10 @@ def write_failure(folder: str, failure: TrialFailure) -> str:
     told = failure.traceback.rstrip() or failure.error
     then = f"({failure.consequence})\n" if failure.consequence else ""
     more = f"\n{told}\n{then}{failure.output}".replace("\nFailure # ", "\n Failure # ")  # no header
-    text = f"Failure # {failure.number} (occurred at {when}{where}){more}"
+    text = harmless(f"Failure # {failure.number} (occurred at {when}{where}){more}")
     try:
         descriptor = open_to_write(path, os.O_WRONLY | os.O_APPEND)
-        with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+        with open(descriptor, "a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}.") from error

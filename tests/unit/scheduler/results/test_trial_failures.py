@@ -51,6 +51,22 @@ def test_failure_without_a_traceback_is_written_as_its_message(tmp_path):
     assert Path(path).read_text().splitlines()[1] == "killed \\ud800"
 
 
+def test_failure_is_written_without_control_characters(tmp_path):
+    told = {
+        "error": "\x1b]0;owned\x07\u202e",
+        "traceback": "one\n\ttwo \x1b[31mred\r\nthree \x9b2J",
+    }
+    path = write_failure(str(tmp_path), failure(output="\x1b[2J", **told))
+    assert Path(path).read_bytes().decode().splitlines()[1:] == [
+        "one",
+        r"	two \x1b[31mred\r".replace(r"\t", "\t"),
+        r"three \x9b2J",
+        r"\x1b[2J",
+    ]
+    path = write_failure(str(tmp_path), failure(**{**told, "traceback": ""}))
+    assert Path(path).read_text().endswith(r"\x1b]0;owned\x07\u202e" + "\n")
+
+
 def test_failure_is_written_with_its_class_budget_and_fix(tmp_path):
     told = {"verdict": "failure 1 of at most 2", "kind": "memory", "traceback": "", "error": "full"}
     write_failure(str(tmp_path), failure(is_final=False, **told))
