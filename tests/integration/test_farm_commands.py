@@ -20,6 +20,7 @@ from tests.support.farms.farm_api_server import ServedApi, served
 from tests.support.waiting import eventually
 from tunemq.__main__ import main
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
+from tunemq_scheduler.farm.service import farm_api
 from tunemq_shared.protocol.farm_requests import ScriptCode
 
 __all__ = ["server"]
@@ -255,6 +256,23 @@ def test_rm_removes_files_only_when_confirmed(queued, tunemq, monkeypatch):
     out = tunemq("rm", "exp", "--files", "--yes")
     assert out == "exp is removed with its results and checkpoints\n"
     assert queued.experiments.told == [("remove_files", "exp"), ("forget", "exp")]
+
+
+def test_rm_says_where_files_may_still_arrive_that_nodes_upload(queued, tunemq):
+    queued.experiments.stored_at = "s3://bucket/exp"
+    tunemq("stop", "exp")
+    assert tunemq("rm", "exp", "--files", "--yes") == (
+        "exp is removed with its results and checkpoints; if a node still uploads files of its "
+        "trials, they stay in s3://bucket/exp\n"
+    )
+
+
+def test_rm_says_nothing_of_uploads_long_after_the_end_of_a_search(queued, tunemq, monkeypatch):
+    queued.experiments.stored_at = "s3://bucket/exp"
+    tunemq("stop", "exp")
+    monkeypatch.setattr(farm_api, "_UPLOADED_WITHIN_S", 0.0)
+    out = tunemq("rm", "exp", "--files", "--yes")
+    assert out == "exp is removed with its results and checkpoints\n"
 
 
 def test_why_prints_the_reason(queued, tunemq):

@@ -41,6 +41,8 @@ class FakeExperimentControl:
         #: Answers to `show` that are still owed.
         self.owed: list[DeferredAnswer[a.ExperimentDetail]] = []
         self.answers_later = False
+        #: The place in the store of which `remove_files` tells.
+        self.stored_at = ""
 
     def has(self, name: str) -> bool:
         return name in self.running
@@ -100,10 +102,10 @@ class FakeExperimentControl:
     def forget(self, name: str) -> None:
         self.told.append(("forget", name))
 
-    def remove_files(self, name: str) -> Future[None]:
+    def remove_files(self, name: str) -> Future[str]:
         self.told.append(("remove_files", name))
-        done: Future[None] = Future()
-        done.set_result(None)
+        done: Future[str] = Future()
+        done.set_result(self.stored_at)
         return done
 
     def _check(self, trial: str) -> None:

@@ -65,7 +65,7 @@ class ResultsFolders:
                     (folder / file).unlink(missing_ok=True)
                 folder.rmdir()
 
-    def remove(self, name: str, entry_id: str) -> Future[None]:
+    def remove(self, name: str, entry_id: str) -> Future[str]:
         """Delete an experiment's results at once, and begin to delete what the store has of it.
 
         The farm's store may have another experiment of this name: one that this farm never ran, or
@@ -76,7 +76,8 @@ class ResultsFolders:
             entry_id: the beginning of its id, unless it was taken over from a store.
 
         Returns:
-            Done when the store has nothing of it, or with the reason why it has.
+            Done when the store has nothing of it, or with the reason why it has; the result is its
+            place in an object store, or empty.
 
         Raises:
             ConfigError: its folder cannot be moved.
@@ -93,7 +94,7 @@ class ResultsFolders:
                 f"{self._results / name} cannot be removed: {error.strerror}."
             ) from error
         _start(remove_tree, place)
-        done: Future[None] = Future()
+        done: Future[str] = Future()
         stored = join(self._store, name) if is_remote(self._store) else ""
         if header is not None and header.store not in {"", stored}:
             place_of = without_settings(header.store)
@@ -101,7 +102,7 @@ class ResultsFolders:
         elif stored:
             _start(_delete_stored, stored, experiment_id, done)
         else:
-            done.set_result(None)
+            done.set_result("")
         return done
 
 
@@ -116,7 +117,7 @@ def _header(folder: Path) -> JournalHeader | None:
         return None
 
 
-def _delete_stored(address: str, experiment_id: str, done: Future[None]) -> None:
+def _delete_stored(address: str, experiment_id: str, done: Future[str]) -> None:
     try:
         with open_objects(address) as objects:
             record = stored_record(objects, journal_signer())
@@ -134,7 +135,7 @@ def _delete_stored(address: str, experiment_id: str, done: Future[None]) -> None
     except Exception as error:  # noqa: BLE001  told to the person who asked for it
         done.set_exception(StoreError(f"{without_settings(address)} is not removed: {error}"))
     else:
-        done.set_result(None)
+        done.set_result(without_settings(address))
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -29,6 +29,8 @@ from tunemq_shared.protocol import farm_requests as r
 _MOST_TRIALS: Final = 1000
 #: How long a removal of files may take before its answer says that it is not done.
 _REMOVED_WITHIN_S: Final = 20.0
+#: How long after the end of a search its nodes may upload: longer than the usual `sync_timeout`.
+_UPLOADED_WITHIN_S: Final = 86_400.0
 #: The most nodes without a store connection to name.
 _MOST_TROUBLES: Final = 3
 
@@ -46,7 +48,7 @@ class _Removal(NamedTuple):
     The experiment stays in the queue until all are removed.
     """
 
-    stored: Future[None]
+    stored: Future[str]
     answer: DeferredAnswer[a.RequestDone]
     until: float
 
@@ -288,15 +290,18 @@ class FarmApi:
             if (error := one.stored.exception()) is not None:
                 one.answer.reject(f"the results of {name} are removed, but {error} {repeat}")
                 continue
+            entry = self._queue.get(name)
+            ended = (entry.ended if entry is not None else None) or 0.0
             try:
                 self._queue.remove(name)
             except JournalFull as full:
                 one.answer.reject(f"the files of {name} are removed, but {full} {repeat}")
                 continue
             self._experiments.forget(name)
-            one.answer.resolve(
-                a.RequestDone(text=f"{name} is removed with its results and checkpoints")
-            )
+            text = f"{name} is removed with its results and checkpoints"
+            if (place := one.stored.result()) and time.time() < ended + _UPLOADED_WITHIN_S:
+                text += f"; if a node still uploads files of its trials, they stay in {place}"
+            one.answer.resolve(a.RequestDone(text=text))
 
     def why(self, request: r.ExplainState, _caller: RequestCaller) -> MaybeLater[a.Explanation]:
         """Ask the experiment's process; without one, answer from the queue."""

@@ -728,7 +728,7 @@ class RunningExperiments:
         self._details.forget(name)
         self._folders.free_name(name)
 
-    def remove_files(self, name: str) -> Future[None]:
+    def remove_files(self, name: str) -> Future[str]:
         """Delete the files of an ended experiment; see `ResultsFolders.remove`."""
         entry = self._queue.get(name)
         return self._folders.remove(name, "" if entry is None else entry.id)
