@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -70,9 +70,16 @@ class CheckpointForm:
 AS_FOLDER: Final = CheckpointForm()
 
 
-def make_checkpoint_folder(parent: str, step: int) -> str:
-    """Make the checkpoint folder of ``step`` below ``parent``, unless it exists."""
-    return _marked(os.path.join(parent, f"checkpoint_{step:06d}"))
+def make_checkpoint_folder(parent: str, step: int, kept: Container[str] | None = None) -> str:
+    """Make the checkpoint folder of ``step`` below ``parent``, unless it exists.
+
+    Args:
+        kept: The folders that may exist: another is what a killed attempt left, and is made anew.
+    """
+    folder = os.path.join(parent, f"checkpoint_{step:06d}")
+    if kept is not None and folder not in kept and os.path.exists(os.path.join(folder, _MARK)):
+        remove(folder)
+    return _marked(folder)
 
 
 def make_null_checkpoint(parent: str) -> str:

@@ -224,7 +224,7 @@ class TrialSession:
     def make_checkpoint_folder(self, step: int) -> str:
         """Make a folder in which the trainable writes a checkpoint; removed once that is saved."""
         self.make_folder()
-        folder = make_checkpoint_folder(self.start.folder, step)
+        folder = make_checkpoint_folder(self.start.folder, step, self._made_folders)
         self._made_folders.add(folder)
         return folder
 

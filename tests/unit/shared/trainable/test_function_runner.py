@@ -345,6 +345,30 @@ def test_newest_of_two_checkpoints_before_a_report_is_kept(world):
     assert list((world.folder / "trial").iterdir()) == []
 
 
+def test_files_of_a_save_that_was_killed_are_not_in_the_next_attempts_checkpoint(world):
+    killed = world.session().make_checkpoint_folder(1)
+    Path(killed, "shard-of-first").write_text("1")
+
+    def train(config, reporter):
+        Path(reporter.make_checkpoint_dir(1), "model").write_text("2")
+        reporter.set_checkpoint(reporter.make_checkpoint_dir(1))  # the same folder
+        reporter(loss=1.0)
+
+    run(world, train)
+
+    (kept,) = world.channel.checkpoints
+    assert (world.sink.root / kept.key / "model").read_text() == "2"
+    assert not (world.sink.root / kept.key / "shard-of-first").exists()
+
+
+def test_folder_of_the_user_that_is_named_like_a_checkpoint_keeps_its_files(world):
+    named = world.folder / "trial" / "checkpoint_000001"
+    named.mkdir(parents=True)
+    (named / "mine").write_text("1")
+    assert world.session().make_checkpoint_folder(1) == str(named)
+    assert (named / "mine").exists()
+
+
 @pytest.mark.parity(46)
 def test_checkpoint_set_after_the_last_report_is_kept_at_the_end(world):
     def train(config, reporter):
