@@ -387,9 +387,11 @@ make_folders() {
     esac
 }
 
-# The unit's ExecStart= for a shell, with the options that the files `environment` have now.
+# The unit's ExecStart= for a shell, with its PATH, and with the options that the files `environment` have now.
 command_line() {
-    [ "$target" = $etc ] || printf 'env TUNEMQ_CONFIG=%s ' "$target"
+    variables=$(sed -n 's|^Environment=PATH=|PATH=|p' "$units/tunemq-$role.service")
+    [ "$target" = $etc ] || variables="$variables TUNEMQ_CONFIG=$target"
+    [ -z "$variables" ] || printf '%s ' env $variables
     printf %s $programs/tunemq-farm
     set -f # no word of an option is a pattern
     for word in $(sed -n 's|^ExecStart=[^ ]* ||p' "$units/tunemq-$role.service"); do

@@ -137,7 +137,8 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     said = view.install(line)
     assert "no systemd is at work here" in said
     assert (
-        "/usr/local/bin/tunemq-farm worker --workdir /var/cache/tunemq/worker --grace 30"
+        "  env PATH=/opt/tunemq/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        " /usr/local/bin/tunemq-farm worker --workdir /var/cache/tunemq/worker --grace 30"
         " --trial-user tunemq-trials" in said
     )
     modes = view.sh("cd /etc/tunemq && stat -c '%U %a %n' . *").splitlines()
@@ -187,7 +188,7 @@ def test_head_that_also_works_and_has_a_submitter_is_installed(view: View):
     view.install("scheduler --wheels wheels --config config")
     view.sh("useradd --create-home ada-of-a-test")
     said = view.install("worker --wheels wheels --config config")
-    assert "env TUNEMQ_CONFIG=/etc/tunemq/worker /usr/local/bin/tunemq-farm worker" in said
+    assert "/bin TUNEMQ_CONFIG=/etc/tunemq/worker /usr/local/bin/tunemq-farm worker" in said
     view.install("submitter --wheels wheels --config config --user ada-of-a-test")
     owners = view.sh("stat -c '%U %n' /etc/tunemq/keys.toml /etc/tunemq/worker/keys.toml")
     assert owners.split() == [

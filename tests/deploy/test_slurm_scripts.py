@@ -29,6 +29,7 @@ _PROGRAM = """\
 #!/bin/sh
 echo "$0 $*"
 echo "redis=${TUNEMQ_REDIS:-} odd=${ODD:-} mine=${MINE:-} tasks=${SLURM_NTASKS:-}"
+echo "path=$PATH"
 trap 'echo "got SIGTERM"; exit "${ENDS:-0}"' TERM
 [ -z "${ENDS_AT_ONCE:-}" ] || exit "$ENDS_AT_ONCE"
 echo waiting
@@ -140,6 +141,14 @@ def test_environment_of_the_submitter_is_not_exported(world, monkeypatch):
     world.slurm.environ.pop("MINE", None)
     assert "mine= tasks=\n" in world.slurm.said(world.starts())
     assert "#SBATCH --export=NONE\n" in _BATCH.read_text()
+
+
+def test_trials_find_the_python_beside_tunemq_unless_the_settings_name_a_path(world, tmp_path):
+    (tmp_path / "link").symlink_to(world.program)
+    world.write(f"TUNEMQ_PROGRAM={tmp_path}/link")
+    assert f"path={world.program.parent}:/" in world.slurm.said(world.starts())
+    world.write("PATH=/mine:/usr/bin:/bin")
+    assert "path=/mine:/usr/bin:/bin\n" in world.slurm.said(world.starts())
 
 
 def test_scheduler_gets_its_options_and_none_of_a_worker(world):

@@ -127,10 +127,17 @@ def test_gpus_and_their_locks_are_visible_to_workers(unit, setting):
 
 
 @pytest.mark.parametrize("unit", WORKERS)
+def test_programs_of_trials_find_the_python_that_tunemq_has_as_in_its_images(unit):
+    dockerfile = (FOLDER.parent / "images" / "tunemq.Dockerfile").read_text()
+    (path,) = re.findall(r"^ENV (PATH=/opt/tunemq/bin:\S+)", dockerfile, re.MULTILINE)
+    assert path in settings_of(unit)["Environment"]
+
+
+@pytest.mark.parametrize("unit", WORKERS)
 def test_trials_run_as_another_user_than_the_worker_by_default(unit):
     settings = settings_of(unit)
     assert settings["User"] == ["root"]
-    assert settings["Environment"] == ['"TRIALS_AS=--trial-user tunemq-trials"']
+    assert '"TRIALS_AS=--trial-user tunemq-trials"' in settings["Environment"]
     (command,) = settings["ExecStart"]
     assert " $TRIALS_AS " in command
     drop_in = settings_of("same-user.conf")

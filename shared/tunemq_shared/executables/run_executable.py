@@ -276,7 +276,7 @@ def _variables(ours: Mapping[str, str], config: Mapping[str, Any], socket: str) 
     # Otherwise Python buffers a few kilobytes of output.
     variables.setdefault("PYTHONUNBUFFERED", "1")
     path = variables.get("PATH", os.defpath)
-    if shutil.which("tunemq", path=path) is None:
-        # Last on the PATH: the program's `python` stays the user's.
+    if not all(shutil.which(name, path=path) for name in ("tunemq", "python")):
+        # Last on the PATH: a `python` of the user's comes first.
         variables["PATH"] = os.pathsep.join((path, os.path.dirname(sys.executable)))
     return variables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,22 @@ def test_arguments_and_variables_contain_the_parameters(trials, monkeypatch):
     trials.run(program, {"lr": 0.5, "opt": {"a": 2}})
 
     assert trials.metrics == [{"loss": 0.5, "a": 2}]
+
+
+def test_program_finds_this_python_if_the_path_has_none(trials, tmp_path, monkeypatch):
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("tunemq", "sh"):
+        (folder / name).symlink_to(shutil.which(name))
+    monkeypatch.setenv("PATH", str(folder))
+    trials.run("exec python -c 'import tunemq, sys; print(\"loss=1\")'")
+    assert trials.metrics == [{"loss": 1}]
+
+    (folder / "python").write_text("#!/bin/sh\necho loss=2\n")
+    (folder / "python").chmod(0o755)
+    trials.channel.sent.clear()
+    trials.run("exec python -c 'unused'")
+    assert trials.metrics == [{"loss": 2}]
 
 
 def test_the_configuration_is_in_a_file(trials):
