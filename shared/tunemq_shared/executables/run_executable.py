@@ -38,7 +38,8 @@ STDOUT: Final = "stdout"
 REPORT: Final = "report"
 #: Ends errors about files that a farm's nodes do not have.
 FOLDER_HINT: Final = (
-    "Files beside the script get to the farm with `tunemq submit --folder .` or fit(folder=...)."
+    "A farm has only the files that were sent: with `tunemq submit --folder .` or fit(folder=...) "
+    "those beside the script, without what .gitignore excludes (a .tunemqignore replaces it)."
 )
 
 #: Seconds between two checks whether the trial must stop.

@@ -82,7 +82,7 @@ def test_program_is_that_of_the_scripts_folder_whatever_the_current_one(script, 
         "other = tune.Tuner(tune.executable(['program-of-the-nodes']))\n"
     )
     monkeypatch.chdir("/")
-    with pytest.raises(TrainableError, match="submit --folder"):
+    with pytest.raises(TrainableError, match=r"submit --folder \..*\.gitignore.*\.tunemqignore"):
         load_tuner(script, "tuner")
     program = script.with_name("train.sh")
     program.touch()
