@@ -21,9 +21,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " keeps them in a queue, and runs as many as there is room for, each in a process of its"
         " own, on all workers of the same Redis. Ctrl-C, SIGTERM or any other end: trials run on,"
         " and the same command takes them over.",
-        epilog="Exit codes: 0 stopped by a signal; 1 it could not continue; 64 invalid arguments;"
-        " 69 Redis cannot be reached; 75 another scheduler runs on this farm, or took it over."
-        " Without --store, code and checkpoints lie in --results, and workers must be able to"
+        epilog="Exit codes: 0 stopped by a signal; 1 it could not continue; 2 and 64 invalid"
+        " arguments; 69 Redis cannot be reached; 75 another scheduler runs on this farm, or took it"
+        " over. Without --store, code and checkpoints lie in --results, and workers must be able to"
         " read that folder under the same path: all on one machine, or on a shared file system.",
     )
     parser.add_argument(

@@ -68,7 +68,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             f"RunConfig(storage_path='s3://{BUCKET}/PREFIX?endpoint=http://HOST:PORT'). The "
             "holder of the keys may read, change and remove everything in the folder."
         ),
-        epilog="Exit codes: 0 stopped by a signal; 1 rclone ended by itself; 64 invalid arguments.",
+        epilog="Exit codes: 0 stopped by a signal; 1 rclone ended by itself; 2 and 64 invalid"
+        " arguments.",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="created if it does not exist")
     parser.add_argument(

@@ -48,7 +48,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "needs its address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*)."
         ),
         epilog=(
-            "Exit codes: 0 it was told to stop; 64 invalid arguments; 69 Redis cannot be "
+            "Exit codes: 0 it was told to stop; 2 and 64 invalid arguments; 69 Redis cannot be "
             "reached or refuses; 70 a part of it failed; 76 another worker of its name took "
             "its place."
         ),
