@@ -116,12 +116,12 @@ class AppendedFiles:
                 line = begin.readline(MOST_ROW_BYTES)
         except OSError as error:
             raise StoreError(f"{file.path} cannot be opened: {error.strerror}.") from error
-        if line and not line.endswith(b"\n"):
+        if len(line) == MOST_ROW_BYTES and not line.endswith(b"\n"):
             raise StoreError(
                 f"The first line of {file.path} has {MOST_ROW_BYTES} bytes or more: the search did "
                 "not write it. Restore the experiment; that rebuilds the file."
             )
-        return line[:-1]
+        return line.removesuffix(b"\n")
 
     def release(self, file: AppendedFile) -> None:
         """Close the file, for instance before another file replaces it."""
