@@ -265,6 +265,11 @@ def test_function_without_reports_but_with_a_metric_ends_in_error():
     assert "'loss'" in error
 
 
+def test_configuration_that_is_too_large_is_an_error():
+    with rejected(r"Trial \w+_00000 .* 5,242,\d+ bytes", "4,194,304", "tune.with_parameters"):
+        fit(trains, {"data": "y" * (5 * 2**20)}, metric="loss", mode="min")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_f25_metric_that_is_not_finite_is_an_error(value):
     error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")

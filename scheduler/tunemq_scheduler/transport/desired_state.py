@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 import msgspec
 
-from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Assignment, TrialOrder, TrialSpec
+from tunemq_shared.protocol.message_limits import STARTS_BYTES
+from tunemq_shared.protocol.messages import (
+    PROTOCOL_VERSION,
+    Assignment,
+    TrialOrder,
+    TrialSpec,
+    encode,
+)
+
+_by_size: Final = attrgetter("size")
+_by_age: Final = attrgetter("since")
 
 
 @dataclass(slots=True)
 class _Known:
-    """A trial order, its start data, and the first version that contained these."""
+    """A trial order and its start data.
+
+    ``size`` is the encoded length of ``start``, ``since`` the last version before this order, and
+    ``start_version`` the first version that contained ``start``.
+    """
 
     order: TrialOrder
     start: TrialSpec
+    size: int
+    since: int
     start_version: int | None = None
 
-    def told(self, version: int, confirmed: int) -> TrialOrder:
-        """Return the order for an assignment, with start data until the node has confirmed it."""
-        if self.start_version is None:
-            self.start_version = version
-        start = None if confirmed >= self.start_version else self.start
+    def is_sent(self, confirmed: int) -> bool:
+        """Whether the start data were sent and not confirmed: they are sent with each version."""
+        return self.start_version is not None and confirmed < self.start_version
+
+    def told(self, confirmed: int) -> TrialOrder:
+        """Return the order for an assignment."""
+        start = self.start if self.is_sent(confirmed) else None
         return msgspec.structs.replace(self.order, start=start)
 
 
@@ -31,7 +51,8 @@ class DesiredState:
 
     Every assignment is complete. For each experiment it either lists all orders or tells the node
     to leave that experiment's trial processes unchanged. Two assignments differ only in start data:
-    an order contains it until the node has confirmed a version that did.
+    an order contains it until the node has confirmed a version that did. Start data that does not
+    fit into one assignment waits until earlier start data is confirmed.
 
     Args:
         instance_id: the node instance.
@@ -61,6 +82,8 @@ class DesiredState:
         #: for the next one.
         self.is_changed = False
         self.is_outdated = False
+        #: Whether start data waits until the node confirms other start data.
+        self._has_waiting = False
         #: Lease renewals seen since the last assignment was sent.
         self.renewals_unconfirmed = 0
         for events_key in absent:
@@ -122,16 +145,20 @@ class DesiredState:
         """Record that the node has taken this version."""
         if term == self.term and version > self._confirmed:
             self._confirmed = version
+            self.is_changed |= self._has_waiting
 
     def lose_confirmation(self) -> None:
         """Forget what the node confirmed, so that it gets everything again after a reset."""
         self._confirmed = 0
         self.is_changed = True
+        for known in self._known():
+            known.start_version = None
 
     def next_assignment(self) -> Assignment:
         """Return a new version with all orders."""
         self.version += 1
         self.is_changed = self.is_outdated = False
+        self._add_starts()
         return self.same_assignment()
 
     def same_assignment(self) -> Assignment:
@@ -143,7 +170,7 @@ class DesiredState:
             if orders.waits:
                 untouched.append(events_key)
             else:
-                listed += orders.listed(self.version, self._confirmed)
+                listed += (known.told(self._confirmed) for known in orders.known())
         return Assignment(
             PROTOCOL_VERSION,
             self.instance_id,
@@ -153,6 +180,24 @@ class DesiredState:
             tuple(untouched),
             self._store,
         )
+
+    def _known(self) -> list[_Known]:
+        return [known for orders in self._orders.values() for known in orders.known()]
+
+    def _add_starts(self) -> None:
+        """Add the start data that fits to the newest version.
+
+        First the oldest, so that it does not wait for ever; then the smallest, so that large
+        configurations of one search delay no others.
+        """
+        known = self._known()
+        room = STARTS_BYTES - sum(one.size for one in known if one.is_sent(self._confirmed))
+        waiting = sorted((one for one in known if one.start_version is None), key=_by_size)
+        for one in (*sorted(waiting, key=_by_age)[:1], *waiting):
+            if one.start_version is None and one.size <= room:
+                one.start_version = self.version
+                room -= one.size
+        self._has_waiting = any(one.start_version is None for one in waiting)
 
 
 class DesiredTrials:
@@ -183,10 +228,12 @@ class DesiredTrials:
         kill order is kept beside the trial's next attempt.
         """
         if order.start is not None:
+            size, since = len(encode(order.start)), self._desired_state.version
+            added = _Known(order, order.start, size, since)
             if order.kill:
-                self._unwanted[order.trial, order.attempt] = _Known(order, order.start)
+                self._unwanted[order.trial, order.attempt] = added
             else:
-                self._wanted[order.trial] = _Known(order, order.start)
+                self._wanted[order.trial] = added
         elif (known := self._find(order.trial, order.attempt)) is not None:
             known.order = order
         else:
@@ -213,10 +260,9 @@ class DesiredTrials:
             self.waits = False
             self._desired_state.is_changed = True
 
-    def listed(self, version: int, confirmed: int) -> Iterator[TrialOrder]:
-        """Yield all orders for an assignment; ``confirmed`` is the version that the node has."""
-        for known in (*self._wanted.values(), *self._unwanted.values()):
-            yield known.told(version, confirmed)
+    def known(self) -> tuple[_Known, ...]:
+        """Return all orders."""
+        return (*self._wanted.values(), *self._unwanted.values())
 
     def _find(self, trial: str, attempt: int) -> _Known | None:
         known = self._wanted.get(trial)

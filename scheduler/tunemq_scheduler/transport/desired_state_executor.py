@@ -19,6 +19,7 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import BugError, ConfigError
+from tunemq_shared.protocol.message_limits import check_start_size
 from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
 
 _AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
@@ -100,12 +101,14 @@ class DesiredStateExecutor(TrialExecutor):
         """Return the trial's start data as the node will decode it.
 
         Raises:
-            ConfigError: the node could not decode it; names the field. If it were sent, the node
-                would reject it repeatedly, and the trial would wait without a message.
+            ConfigError: it is too long, or the node could not decode it; names the field. If it
+                were sent, the node would reject it repeatedly, and the trial would wait without a
+                message.
         """
-        start = self._opened_plan.trial_spec(order)
+        start = msgspec.msgpack.encode(self._opened_plan.trial_spec(order))
+        check_start_size(order.trial, len(start))
         try:
-            return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=TrialSpec)
+            return msgspec.msgpack.decode(start, type=TrialSpec)
         except msgspec.ValidationError as problem:
             place = re.search(r"`\$\[(\d{1,3})\][^`]*`\Z", str(problem))
             field = TrialSpec.__struct_fields__[int(place[1])] if place else "a field"

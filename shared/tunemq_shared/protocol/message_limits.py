@@ -10,11 +10,17 @@ from typing import Annotated, Final
 
 import msgspec
 
+from tunemq_shared.base.errors import ConfigError
+
 #: An assignment; and its base64, which fits in a frame from the consumer to its node.
 COMMAND_BYTES: Final = 24 * 2**20 - 64
 COMMAND_TEXT_BYTES: Final = COMMAND_BYTES * 4 // 3 + 4
 #: An assignment as Celery's message: its base64 in JSON, which is base64-encoded again.
 TASK_BYTES: Final = COMMAND_TEXT_BYTES * 4 // 3 + 64 * 2**10
+#: What a node needs to start one trial, most of it the trial's configuration; and all such parts of
+#: one assignment, which leave room for its orders.
+START_BYTES: Final = 4 * 2**20
+STARTS_BYTES: Final = 16 * 2**20
 
 #: A name of a node, host, GPU, resource, library or version; and a line about one of them.
 NAME_CHARACTERS: Final = 255
@@ -49,6 +55,16 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 #: Bounded text for fields of messages.
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
 Line = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS)]
+
+
+def check_start_size(trial: str, size: int) -> None:
+    """Raise ConfigError, which names the fix, if the start of a trial has too many bytes."""
+    if size > START_BYTES:
+        raise ConfigError(
+            f"Trial {trial} cannot start: its configuration, and what else its node needs, has"
+            f" {size:,} bytes, and {START_BYTES:,} are possible. Pass large values with"
+            " tune.with_parameters(), or read them from a file in the trainable."
+        )
 
 
 def is_possible(number: float) -> bool:

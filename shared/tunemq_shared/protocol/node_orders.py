@@ -114,7 +114,8 @@ class TrialOrder(Order, frozen=True):
 
     ``run_until``: how far the trial may go before the scheduler decides again. ``stop``: end now,
     saving if a checkpoint is due. ``pause``: save and end, to continue later. The scheduler omits
-    ``start`` once the node has confirmed a version that held it. ``kill``: end at once; unlike for
+    ``start`` once the node has confirmed a version that held it, and before that as long as it does
+    not fit; a trial begins when its ``start`` has arrived. ``kill``: end at once; unlike for
     an unlisted trial, `SlotFreed` follows even if there was no process. ``at_checkpoint``: a trial
     that cannot save when asked to ``pause`` runs on until its next save, unless it is killed first.
     """

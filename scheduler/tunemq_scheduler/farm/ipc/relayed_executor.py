@@ -22,6 +22,7 @@ from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecut
 from tunemq_scheduler.transport.event_batches import EventBatch, events_of
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.message_limits import STARTS_BYTES
 
 #: How often changes of the status are reported to the supervisor.
 _STATUS_EVERY_S: Final = 0.5
@@ -42,6 +43,7 @@ class RelayedExecutor(DesiredStateExecutor):
         self._connection = connection
         self._is_attached = False
         self._turn: list[r.IpcOrder] = []
+        self._starts_bytes = 0
         #: How many events the loop has received, and how many of them the supervisor knows as
         #: handled.
         self._given, self._handled = 0, -1
@@ -97,8 +99,14 @@ class RelayedExecutor(DesiredStateExecutor):
         if self._turn and self._is_attached:
             self._connection.send(r.TurnOrders(tuple(self._turn)))
         self._turn.clear()
+        self._starts_bytes = 0
 
     def _put(self, instance_id: str, order: m.TrialOrder) -> None:
+        if order.start is not None:
+            size = len(m.encode(order.start))
+            if self._starts_bytes + size > STARTS_BYTES:  # else the frame could be too long
+                self.on_step_end()
+            self._starts_bytes += size
         self._turn.append(r.PutTrialOrder(instance_id, order))
 
     def _release(self, instance_id: str, trial: str, attempt: int) -> None:

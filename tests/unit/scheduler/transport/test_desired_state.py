@@ -1,7 +1,17 @@
 from __future__ import annotations
 
+import msgspec
+
 from tunemq_scheduler.transport.desired_state import DesiredState, DesiredTrials
-from tunemq_shared.protocol.messages import Assignment, BlobRef, Environment, TrialOrder, TrialSpec
+from tunemq_shared.protocol.message_limits import COMMAND_BYTES, START_BYTES
+from tunemq_shared.protocol.messages import (
+    Assignment,
+    BlobRef,
+    Environment,
+    TrialOrder,
+    TrialSpec,
+    encode,
+)
 from tunemq_shared.protocol.result_conditions import TO_THE_END, next_result
 
 START = TrialSpec(
@@ -201,3 +211,76 @@ def test_dropped_experiment_is_sent_to_nodes_with_trials_of_it():
     assert desired_state.drop("k")
     assert desired_state.is_changed
     assert desired_state.next_assignment().orders == ()
+
+
+def start_of(size: int) -> TrialSpec:
+    """Start data of about so many bytes."""
+    return msgspec.structs.replace(START, config=bytes(size - 1000))
+
+
+def put_large(orders: DesiredTrials, *trials: str) -> None:
+    for trial in trials:
+        orders.put(TrialOrder(trial, 1, TO_THE_END, start=start_of(START_BYTES)))
+
+
+def test_starts_that_do_not_fit_are_sent_once_earlier_ones_are_confirmed():
+    desired_state = DesiredState("inc", term=3)
+    names = [f"t{number}" for number in range(10)]
+    put_large(desired_state.orders("k"), *names)
+    sent: list[str] = []
+    for _ in range(3):
+        assignment = desired_state.next_assignment()
+        assert len(encode(assignment)) < COMMAND_BYTES
+        assert [order.trial for order in assignment.orders] == names, "else the node kills them"
+        assert started(desired_state.next_assignment()) == started(assignment), "unconfirmed"
+        assert not desired_state.is_changed, "there is no room yet"
+        sent += started(assignment)
+        desired_state.confirm(3, assignment.version)
+        assert desired_state.is_changed is (len(sent) < len(names))
+    assert sorted(sent) == names
+    assert started(desired_state.next_assignment()) == []
+
+
+def test_after_a_reset_large_starts_are_sent_again_in_parts():
+    desired_state = DesiredState("inc", term=3)
+    orders = desired_state.orders("k")
+    for number in range(6):
+        put_large(orders, f"t{number}")
+        desired_state.confirm(3, desired_state.next_assignment().version)
+    desired_state.lose_confirmation()
+    sent: set[str] = set()
+    for _ in range(2):
+        assignment = desired_state.next_assignment()
+        assert len(encode(assignment)) < COMMAND_BYTES
+        sent |= {*started(assignment)}
+        desired_state.confirm(3, assignment.version)
+    assert len(sent) == 6
+
+
+def test_stop_of_a_trial_and_start_of_a_small_one_pass_large_starts():
+    desired_state = DesiredState("inc", term=3)
+    put_large(desired_state.orders("k"), *(f"t{number}" for number in range(10)))
+    desired_state.next_assignment()
+    desired_state.orders("k").put(TrialOrder("t9", 1, TO_THE_END, stop=True))
+    desired_state.orders("other").put(TrialOrder("small", 1, TO_THE_END, start=START))
+
+    assignment = desired_state.next_assignment()
+    assert "small" in started(assignment)
+    assert [(one.trial, one.start) for one in assignment.orders if one.stop] == [("t9", None)]
+
+
+def test_small_starts_do_not_delay_a_large_one_without_end():
+    desired_state = DesiredState("inc", term=3)
+    orders = desired_state.orders("k")
+    put_large(orders, *(f"t{number}" for number in range(4)))
+    put_large(desired_state.orders("large"), "large")
+    sent, version = [], 0
+    for number in range(16):
+        for part in range(20):
+            small = TrialOrder(f"s{number}.{part}", 1, TO_THE_END, start=start_of(START_BYTES // 4))
+            orders.put(small)
+        assignment = desired_state.next_assignment()
+        desired_state.confirm(3, version)
+        version = assignment.version
+        sent += started(assignment)
+    assert "large" in sent

@@ -19,6 +19,7 @@ from tunemq_scheduler.core.commands import (
 from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.message_limits import START_BYTES
 from tunemq_shared.protocol.messages import TrialOrder
 from tunemq_shared.protocol.result_conditions import next_result
 
@@ -54,6 +55,14 @@ def test_order_that_no_node_can_read_fails_its_search_and_is_not_sent(field, tol
     ):
         with pytest.raises(ConfigError, match=rf"No node can start trial t1: .*{told}"):
             send()
+    assert executor.sent == []
+
+
+def test_start_that_is_too_long_fails_its_search_and_is_not_sent():
+    executor = Sent(PLAN)
+    order = msgspec.structs.replace(ORDER, config=bytes(START_BYTES))
+    with pytest.raises(ConfigError, match=r"Trial t1 .* 4,194,\d+ bytes.* tune.with_parameters"):
+        executor.start_trial(order)
     assert executor.sent == []
 
 
