@@ -6,7 +6,9 @@ Each of them ends in ERROR with a reason that names the field; all other trials 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -134,7 +136,13 @@ def sends_a_huge_text():
 
 def keeps_what_is_not_its_own():
     _, trial, attempt = line()
-    sends(("E", ["checkpoint", trial, attempt, 1, 1, "other/checkpoint_1-000001", "", 1]))
+    key, sha256 = "other/checkpoint_1-000001", "0" * 64
+    sends(("E", ["checkpoint", trial, attempt, 1, 1, key, sha256, 1]))
+
+
+def keeps_what_has_no_hash():
+    _, trial, attempt = line()
+    sends(("E", ["checkpoint", trial, attempt, 1, 1, "of/checkpoint_1-000001", "\0", 1]))
 
 
 def sends_noise():
@@ -175,6 +183,7 @@ FORGED = {
     loses_the_node: "'kind'",
     sends_a_huge_text: "'error'",
     keeps_what_is_not_its_own: "has the key 'other/checkpoint_1-000001'",
+    keeps_what_has_no_hash: "'sha256'",
     sends_noise: "cannot be read",
     says_that_it_is_free: "said that it is free",
     sends_an_endless_frame: "a frame of the trial's process cannot be read",
@@ -271,32 +280,67 @@ def fails_once(config):
             raise ValueError("once")
 
 
-@pytest.mark.parametrize("timestamp", [1.795e18, float("nan"), float("inf"), -1e300])
-def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, timestamp):
-    space = {"marker": str(tmp_path / "marker")}
-    fit(fails_once, space, storage_path=str(tmp_path), name="old")
-    (turns,) = (tmp_path / "old" / FILE_NAME).glob("*.turns")
-    turns.write_bytes(b"".join(as_it_was(frame, timestamp) for frame in JournalFrames(turns)))
-    for file in (tmp_path / "old").glob("*/result.json"):
+def saves_and_fails_once(config):
+    saved, done = tune.get_checkpoint(), 0
+    if saved is not None:
+        with saved.as_directory() as folder:
+            done = len(os.listdir(folder))
+    for step in range(done + 1, 6):
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(step):
+                Path(folder, f"{number}").touch()
+            tune.report({"x": step}, checkpoint=tune.Checkpoint.from_directory(folder))
+    if not os.path.exists(config["marker"]):
+        with open(config["marker"], "w"):
+            raise ValueError("once")
+
+
+def restored(trainable, folder, change):
+    """Return the only result of a search after a restore from a journal with changed events."""
+    space = {"marker": str(folder / "marker")}
+    fit(trainable, space, storage_path=str(folder), name="old")
+    (turns,) = (folder / "old" / FILE_NAME).glob("*.turns")
+    turns.write_bytes(b"".join(as_it_was(frame, change) for frame in JournalFrames(turns)))
+    for file in (folder / "old").glob("*/result.json"):
         file.unlink()  # what the files lack is appended from the journal
 
-    tuner = tune.Tuner.restore(str(tmp_path / "old"), fails_once, resume_errored=True)
+    tuner = tune.Tuner.restore(str(folder / "old"), trainable, resume_errored=True)
     (result,) = tuner.fit()
+    return result
+
+
+@pytest.mark.parametrize("timestamp", [1.795e18, float("nan"), float("inf"), -1e300])
+def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, timestamp):
+    def change(event):
+        """As a version wrote it that trusted its trials' clocks."""
+        if isinstance(event, m.ResultReported):
+            return msgspec.structs.replace(event, timestamp=timestamp)
+        if isinstance(event, m.TrialStarted | m.TrialFailed):
+            return msgspec.structs.replace(event, at=timestamp)
+        return event
+
+    result = restored(fails_once, tmp_path, change)
     assert (result.status, result.error) == ("TERMINATED", None)
     assert [row["x"] for row in results_of(result)] == [1, 2, 3, 4, 5]
 
 
-def as_it_was(frame, timestamp):
-    """Return a frame of the journal as a version wrote it that trusted its trials' clocks."""
+@pytest.mark.parametrize("first", [1, 5])
+def test_f22_a_journal_with_checkpoints_that_no_order_can_name_can_be_restored(tmp_path, first):
+    def change(event):
+        """As a version wrote it that trusted its trials' hashes."""
+        is_forged = isinstance(event, m.CheckpointCommitted) and event.n >= first
+        return msgspec.structs.replace(event, sha256="\0") if is_forged else event
+
+    result = restored(saves_and_fails_once, tmp_path, change)
+    assert (result.status, result.error) == ("TERMINATED", None)
+    assert [row["x"] for row in results_of(result)] == [1, 2, 3, 4, 5]
+
+
+def as_it_was(frame, change):
+    """Return a frame of the journal with changed events."""
     try:
         entries = m.decode_records(frame.payload)
     except msgspec.DecodeError:
         return pack(frame.number, frame.payload)  # the header
-    for place, entry in enumerate(entries):
-        event = entry.event
-        if isinstance(event, m.ResultReported):
-            event = msgspec.structs.replace(event, timestamp=timestamp)
-        elif isinstance(event, m.TrialStarted | m.TrialFailed):
-            event = msgspec.structs.replace(event, at=timestamp)
-        entries[place] = msgspec.structs.replace(entry, event=event)
-    return pack(frame.number, m.encode(entries))
+    changed = [msgspec.structs.replace(entry, event=change(entry.event)) for entry in entries]
+    return pack(frame.number, m.encode(changed))

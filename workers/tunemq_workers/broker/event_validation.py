@@ -67,7 +67,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "done": bool,
     "n": _Number,
     "key": _Name,
-    "sha256": Annotated[str, Meta(max_length=64)],
+    "sha256": Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")],
     "size": _Bytes,
     # Only the node's uploads share objects between checkpoints, and only the node adds output.
     "shared": Annotated[tuple[str, ...], Meta(max_length=0)],

@@ -143,8 +143,11 @@ class CheckpointManager:
         refs: list[m.CheckpointRef] = []
         for kept in reversed(self._kept.values()):
             sha256 = "" if kept.committed is None else kept.committed.sha256
-            if kept.is_wanted and (sha256 or kept.node == node):
-                refs.append(m.CheckpointRef(kept.key, sha256, kept.step, kept.written))
+            ref = m.CheckpointRef(kept.key, sha256, kept.step, kept.written)
+            # A journal of an earlier version may hold hashes that no order can contain.
+            is_orderable = "\0" not in ref.key + ref.sha256 + ref.written
+            if kept.is_wanted and (sha256 or kept.node == node) and is_orderable:
+                refs.append(ref)
             if len(refs) == MOST_CANDIDATES:
                 break
         return tuple(refs)

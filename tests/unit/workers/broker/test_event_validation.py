@@ -36,6 +36,7 @@ from tunemq_workers.runtime.frame_connection import FrameConnection
 
 STARTED = TrialStarted("t", 1, 100, "h", "10.0.0.1", 1e9, ("GPU-1",), (0, 0))
 KEY = "f/checkpoint_1-000001"
+SHA256 = "0123456789abcdef" * 4
 
 
 def result(step=1, metrics=None, *, trial="t", attempt=1, **fields):
@@ -220,14 +221,22 @@ def test_metrics_may_be_nested_as_deeply_as_report_lets_them(process, depth):
         (b"\x91" * 100_000, "'kind'"),
         (b"\xdc\xff\xff", "cannot be read"),
         (b"\x93\xa6result\xa1\xff", "cannot be read"),
-        (CheckpointCommitted("t", 1, 1, 1, "u/checkpoint_1-000001", "", 1), "is this checkpoint's"),
-        (CheckpointCommitted("t", 1, 1, 1, "../../etc/x", "", 1), "is this checkpoint's"),
-        (CheckpointCommitted("t", 1, 2, 1, KEY, "", 1), "is this checkpoint's"),
-        (CheckpointCommitted("t", 1, 0, 1, KEY, "", 1), "'n'"),
-        (CheckpointCommitted("t", 1, 1, 1, KEY, "", -1), "'size'"),
-        (CheckpointCommitted("t", 1, 1, 1, KEY, "", 2**62), "'size'"),
+        (
+            CheckpointCommitted("t", 1, 1, 1, "u/checkpoint_1-000001", SHA256, 1),
+            "is this checkpoint's",
+        ),
+        (CheckpointCommitted("t", 1, 1, 1, "../../etc/x", SHA256, 1), "is this checkpoint's"),
+        (CheckpointCommitted("t", 1, 2, 1, KEY, SHA256, 1), "is this checkpoint's"),
+        (CheckpointCommitted("t", 1, 0, 1, KEY, SHA256, 1), "'n'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, SHA256, -1), "'size'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, SHA256, 2**62), "'size'"),
         (CheckpointCommitted("t", 1, 1, 1, KEY, "a" * 65, 1), "'sha256'"),
-        (CheckpointCommitted("t", 1, 1, 1, KEY, "", 1, ("u/1/x",)), "'shared'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, "a" * 63, 1), "'sha256'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, "a" * 64 + "\n", 1), "'sha256'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, "A" * 64, 1), "'sha256'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, "\0", 1), "'sha256'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, "", 1), "'sha256'"),
+        (CheckpointCommitted("t", 1, 1, 1, KEY, SHA256, 1, ("u/1/x",)), "'shared'"),
         (CheckpointDamaged("t", 1, "u/checkpoint_1-000001", "x", ""), "(key)"),
         (CheckpointDamaged("t", 1, KEY, "x", "u/checkpoint_1-000001"), "(instead)"),
         (CheckpointDamaged("t", 1, KEY, TEXT, ""), "1048576 are possible"),
@@ -317,13 +326,13 @@ def test_process_may_report_that_its_restored_checkpoint_is_damaged():
 
 def test_process_cannot_commit_a_checkpoint_that_the_node_uploads():
     process = Process(store="s3://bucket/x")
-    process.say(CheckpointCommitted("t", 1, 1, 1, KEY, "", 1))
+    process.say(CheckpointCommitted("t", 1, 1, 1, KEY, SHA256, 1))
     assert "the node uploads this trial's checkpoints" in process.rejected()
 
 
 def test_checkpoints_of_an_attempt_have_growing_numbers(process):
-    process.say(CheckpointCommitted("t", 1, 1, 0, KEY, "", 1))
-    process.say(CheckpointCommitted("t", 1, 1, 0, KEY, "", 1))
+    process.say(CheckpointCommitted("t", 1, 1, 0, KEY, SHA256, 1))
+    process.say(CheckpointCommitted("t", 1, 1, 0, KEY, SHA256, 1))
     assert "has the number (n) 1, and 1 came before" in process.rejected()
 
 

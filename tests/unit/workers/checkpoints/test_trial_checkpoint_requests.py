@@ -255,7 +255,7 @@ def test_uploads_of_a_trial_continue_after_its_process_has_ended(world):
 def test_process_cannot_claim_to_have_written_elsewhere(world, key, trial):
     process = world.process()
     process.ask()
-    said = CheckpointWritten(trial, 1, 1, 1, key, "", 1)
+    said = CheckpointWritten(trial, 1, 1, 1, key, "a" * 64, 1)
     with pytest.raises(TransportError):
         world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
     assert world.events() == []
@@ -272,9 +272,18 @@ def test_unreadable_message_of_a_process_ends_only_that_process(world, kind, pay
         world.checkpoints.said(process.process, kind, payload)
 
 
+@pytest.mark.parametrize("sha256", ["", "\0", "a" * 63, "a" * 64 + "\n"])
+def test_written_checkpoint_without_a_hash_is_rejected(world, sha256):
+    process = world.process()
+    process.ask()
+    said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", sha256, 1)
+    with pytest.raises(TransportError, match="'sha256'"):
+        world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
+
+
 def test_process_cannot_write_without_permission(world):
     process = world.process()
-    said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)
+    said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "a" * 64, 1)
     with pytest.raises(TransportError):
         world.checkpoints.said(process.process, frames.WRITTEN, encode(said))
 
