@@ -5,6 +5,7 @@ Each of them ends in ERROR with a reason that names the field; all other trials 
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -17,6 +18,7 @@ import tunemq as tune
 from tests.support.journal_records import read_records
 from tests.support.searches.journals import ended_searches
 from tests.support.searches.searches import fit, results_of
+from tunemq.schedulers import ASHAScheduler
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_frames import JournalFrames, pack
 from tunemq_shared.protocol import messages as m
@@ -270,6 +272,35 @@ def test_f22_no_node_is_lost_by_forged_events_and_the_search_can_be_restored(for
     assert {failure.kind for failure in failures} == {"metric"}
     again = tune.Tuner.restore(str(folder), train).get_results()
     assert [result.status for result in again].count("ERROR") == len(FORGED)
+
+
+def forges_a_derived_metric(config):
+    tune.report({"mean_loss": 1.0})
+    if config["metrics"]:
+        sends(("E", a_result(metrics=config["metrics"])))
+    tune.report({"mean_loss": 2.0})
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"neg_mean_loss": "x", "mean_loss": 1.0},
+        {"neg_mean_loss": {"a": 1}, "mean_loss": 1.0},
+        {"mean_loss": math.nan},
+    ],
+)
+def test_f22_a_trial_that_forges_a_derived_metric_ends_alone(tmp_path, metrics):
+    forger, other = fit(
+        forges_a_derived_metric,
+        {"metrics": tune.grid_search([metrics, {}])},
+        metric="neg_mean_loss",
+        mode="max",
+        scheduler=ASHAScheduler(max_t=2, grace_period=1),
+        storage_path=str(tmp_path),
+    )
+    assert forger.status == "ERROR"
+    assert "'neg_mean_loss'" in str(forger.error)
+    assert (other.status, other.error) == ("TERMINATED", None)
 
 
 def fails_once(config):

@@ -86,7 +86,7 @@ def measured(event: ResultReported) -> dict[str, Any]:
         EPISODES_TOTAL: event.episodes_total,
         TIMESTAMP: whole_seconds(event.timestamp),
     }
-    if MEAN_LOSS in metrics and NEG_MEAN_LOSS not in metrics:
+    if MEAN_LOSS in metrics and metrics.get(NEG_MEAN_LOSS) is None:
         loss = metrics[MEAN_LOSS]
         if isinstance(loss, int | float):
             result[NEG_MEAN_LOSS] = -loss

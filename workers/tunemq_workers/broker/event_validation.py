@@ -23,7 +23,7 @@ from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expected
-from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, split_derived
+from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, measured, split_derived
 from tunemq_workers.logs.log_policy_search import tag_of
 from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
 from tunemq_workers.runtime.trial_process_state import TrialProcess
@@ -158,8 +158,8 @@ class EventValidator:
     ) -> None:
         self._process, self._key, self._stream = process, process.key, process.start.events_key
         self._emit, self._emit_result, self._reject = emit, emit_result, reject
-        self._required, _ = split_derived(process.start.required_metrics)
-        self._finite, _ = split_derived(process.start.finite_metrics)
+        self._required, self._required_derived = split_derived(process.start.required_metrics)
+        self._finite, self._finite_derived = split_derived(process.start.finite_metrics)
         #: The step of the next result; 0 before the process reported its start.
         self._due = 0
         #: Number of the last checkpoint.
@@ -264,6 +264,9 @@ class EventValidator:
         compared = (*self._process.start.stop, *self._process.order.run_until)
         try:
             check_expected(event.metrics, self._required, self._finite, step=event.step)
+            if self._required_derived or self._finite_derived:
+                derived = self._required_derived, self._finite_derived
+                check_expected(measured(event), *derived, step=event.step)
             if compared:
                 keys = tuple(one.key for one in compared if one.key not in ALWAYS_THERE)
                 check_comparable(event.metrics, keys, step=event.step)

@@ -81,6 +81,7 @@ def test_date_follows_the_second():
 def test_reported_neg_mean_loss_is_kept():
     assert measured(event({"mean_loss": 2.0, "neg_mean_loss": 5}))["neg_mean_loss"] == 5
     assert "neg_mean_loss" not in measured(event({"mean_loss": None}))
+    assert measured(event({"mean_loss": 2.0, "neg_mean_loss": None}))["neg_mean_loss"] == -2
 
 
 def test_timesteps_and_episodes_add_up():

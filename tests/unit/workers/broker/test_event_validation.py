@@ -404,6 +404,29 @@ def test_result_whose_metric_cannot_be_compared_ends_only_its_trial(value):
     assert "'loss'" in process.rejected()
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"neg_mean_loss": "x", "mean_loss": 1.0},
+        {"neg_mean_loss": {"a": 1}, "mean_loss": 1.0},
+        {"mean_loss": "x"},
+        {"mean_loss": math.nan},
+        {"other": 1},
+    ],
+)
+def test_result_whose_derived_metric_cannot_be_compared_ends_only_its_trial(metrics):
+    process = Process(required_metrics=("neg_mean_loss",), finite_metrics=("neg_mean_loss",))
+    process.say(result(1, {"mean_loss": 1.5}), result(2, metrics))
+    assert "'neg_mean_loss'" in process.rejected()
+
+
+@pytest.mark.parametrize("key", ["timesteps_total", "episodes_total"])
+def test_result_without_a_total_that_is_compared_ends_only_its_trial(key):
+    process = Process(required_metrics=(key,))
+    process.say(result(1, **{key: 5}), result(2, {key: 7}))
+    assert f"'{key}'" in process.rejected()
+
+
 @pytest.mark.parametrize("field", ["stop", "run_until"])
 def test_result_that_a_stop_criterion_cannot_compare_ends_only_its_trial(field):
     compared = (Condition("loss", 3.0),)
