@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.manifest import CheckpointInfo, Manifest
 from tunemq_shared.protocol.messages import CheckpointRef, CheckpointWritten
+from tunemq_shared.system import plain_files
 from tunemq_workers.trial_process.node_channel import NodeChannel
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class CacheSink:
         self._previous: str | None = None
 
     def make_folder(self, folder: str) -> None:
-        """Make the trial's folder, which is the node's own."""
-        os.makedirs(folder, exist_ok=True)
+        """Make the trial's folder, which is the node's own; it may be removing empty ones above."""
+        plain_files.make_folder(folder)
 
     def when_available(self, call: Callable[[], None]) -> None:
         """Call a function that writes into the trial's folder, which is on this machine."""

@@ -6,6 +6,7 @@ import hashlib
 import socket
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,24 @@ def test_copy_from_the_store_is_verified_by_its_hash_there(sink, node, source):
     assert contents(path) == contents(source)
     with pytest.raises(CheckpointCorrupt):
         got(sink, CheckpointRef(written.key, "other", 1, written="another"))
+
+
+def test_folder_of_a_trial_is_made_while_the_node_removes_empty_ones_above(sink, tmp_path):
+    above = tmp_path / "search" / "1"
+    is_removing = True
+
+    def remove():
+        while is_removing:
+            for folder in (above, above.parent):
+                with suppress(OSError):
+                    folder.rmdir()
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for number in range(300):
+            sink.make_folder(str(above / str(number)))
+            (above / str(number)).rmdir()
+    finally:
+        is_removing = False
+        remover.join()
