@@ -266,7 +266,7 @@ def test_function_without_reports_but_with_a_metric_ends_in_error():
 
 
 def test_configuration_that_is_too_large_is_an_error():
-    with rejected(r"Trial \w+_00000 .* 5,242,\d+ bytes", "4,194,304", "tune.with_parameters"):
+    with rejected(r"Trial \w+_00000 .* 5,242,\d+ bytes", "1,048,576", "tune.with_parameters"):
         fit(trains, {"data": "y" * (5 * 2**20)}, metric="loss", mode="min")
 
 

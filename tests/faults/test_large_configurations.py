@@ -11,7 +11,7 @@ from tests.support.farms.farm_service import Search, farm_service
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 #: Nine of these are more than one assignment to a node may have.
-LARGE = 'OPTIONS["data"] = "y" * (3 * 2**20)'
+LARGE = 'OPTIONS["data"] = "y" * 1_000_000'
 
 
 def test_node_gets_large_configurations_in_parts_and_after_a_restart_again(tmp_path: Path):

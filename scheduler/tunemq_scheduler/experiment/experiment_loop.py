@@ -39,7 +39,7 @@ from tunemq_shared.base.errors import (
 )
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.message_limits import check_start_size
+from tunemq_shared.protocol.message_limits import CONFIG_BYTES, check_size
 
 #: Seconds a turn waits for its first event if nothing else is due; the table redraws that often.
 POLL_S: Final = 0.5
@@ -462,7 +462,7 @@ class ExperimentLoop:
                 "it."
             )
         config = pack_config(suggestion.config)
-        check_start_size(trial_id, len(config))
+        check_size(trial_id, len(config), CONFIG_BYTES)
         self.driver.handle(m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources))
         self.trials[trial_id].evaluated_params = suggestion.evaluated_params
 

@@ -18,6 +18,14 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 
+#: This much start data may be sent again with each change until the node confirms it.
+_LITTLE_BYTES: Final = 2**18
+#: After these lease renewals without a confirmation an assignment is sent again: it may be lost
+#: with the consumer that had read it, and a repeated one is harmless. One with more start data may
+#: still be on its way.
+_RENEWALS_UNTIL_LOST: Final = 1
+_RENEWALS_UNTIL_LARGE_LOST: Final = 3
+
 _by_size: Final = attrgetter("size")
 _by_age: Final = attrgetter("since")
 
@@ -98,6 +106,25 @@ class DesiredState:
     def is_confirmed(self) -> bool:
         """Whether the node has taken the newest version."""
         return self._confirmed >= self.version
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a new assignment is to be sent now.
+
+        If much start data is on its way, that waits until the node confirms it: the node could not
+        take the same large data as fast as changes follow each other.
+        """
+        return self.is_changed and (not self._is_large or self.is_lost)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the newest assignment may not have reached the node."""
+        renewals = _RENEWALS_UNTIL_LARGE_LOST if self._is_large else _RENEWALS_UNTIL_LOST
+        return not self.is_confirmed and self.renewals_unconfirmed >= renewals
+
+    @property
+    def _is_large(self) -> bool:
+        return self._bytes_on_their_way(self._known()) > _LITTLE_BYTES
 
     @property
     def is_empty(self) -> bool:
@@ -184,6 +211,9 @@ class DesiredState:
     def _known(self) -> list[_Known]:
         return [known for orders in self._orders.values() for known in orders.known()]
 
+    def _bytes_on_their_way(self, known: Iterable[_Known]) -> int:
+        return sum(one.size for one in known if one.is_sent(self._confirmed))
+
     def _add_starts(self) -> None:
         """Add the start data that fits to the newest version.
 
@@ -191,7 +221,7 @@ class DesiredState:
         configurations of one search delay no others.
         """
         known = self._known()
-        room = STARTS_BYTES - sum(one.size for one in known if one.is_sent(self._confirmed))
+        room = STARTS_BYTES - self._bytes_on_their_way(known)
         waiting = sorted((one for one in known if one.start_version is None), key=_by_size)
         for one in (*sorted(waiting, key=_by_age)[:1], *waiting):
             if one.start_version is None and one.size <= room:

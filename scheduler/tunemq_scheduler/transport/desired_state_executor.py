@@ -19,7 +19,7 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import BugError, ConfigError
-from tunemq_shared.protocol.message_limits import check_start_size
+from tunemq_shared.protocol.message_limits import START_BYTES, check_size
 from tunemq_shared.protocol.messages import TrialOrder, TrialSpec
 
 _AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
@@ -106,7 +106,7 @@ class DesiredStateExecutor(TrialExecutor):
                 message.
         """
         start = msgspec.msgpack.encode(self._opened_plan.trial_spec(order))
-        check_start_size(order.trial, len(start))
+        check_size(order.trial, len(start), START_BYTES)
         try:
             return msgspec.msgpack.decode(start, type=TrialSpec)
         except msgspec.ValidationError as problem:

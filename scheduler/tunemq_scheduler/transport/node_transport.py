@@ -44,9 +44,6 @@ from tunemq_shared.signing.live_keys import LiveKeys
 
 #: The interval at which leases and the generation are polled.
 _POLL_INTERVAL_S: Final = redis_keys.LEASE_PERIOD_S / 2
-#: An order that the first lease renewal after it does not confirm is sent again: it may have been
-#: lost with the consumer that had read it. A repeated order is harmless.
-_RENEWALS_UNTIL_RESENT: Final = 1
 #: Messages for a dead instance, and events of a node after its experiment ended, expire after this.
 _EXPIRES_S: Final = 60
 #: How long `close` waits for nodes to fetch their deregistrations.
@@ -238,7 +235,7 @@ class NodeTransport:
 
     def _send_changed(self) -> None:
         for node in self._registry.nodes.values():
-            if node.desired_state.is_changed and node.takes_orders:
+            if node.desired_state.is_due and node.takes_orders:
                 self._send_orders(node.desired_state)
 
     def flush(self) -> None:
@@ -487,9 +484,10 @@ class NodeTransport:
             desired_state = node.desired_state
             if not node.takes_orders:
                 continue
-            if desired_state.is_changed or desired_state.is_outdated:
+            desired_state.is_changed |= desired_state.is_outdated
+            if desired_state.is_due:
                 self._send_orders(desired_state)
-            elif desired_state.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
+            elif desired_state.is_lost:
                 self._send_orders(desired_state, again=True)
 
     def _pose_challenge(self) -> None:

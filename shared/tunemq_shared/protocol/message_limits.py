@@ -17,10 +17,11 @@ COMMAND_BYTES: Final = 24 * 2**20 - 64
 COMMAND_TEXT_BYTES: Final = COMMAND_BYTES * 4 // 3 + 4
 #: An assignment as Celery's message: its base64 in JSON, which is base64-encoded again.
 TASK_BYTES: Final = COMMAND_TEXT_BYTES * 4 // 3 + 64 * 2**10
-#: What a node needs to start one trial, most of it the trial's configuration; and all such parts of
-#: one assignment, which leave room for its orders.
+#: A trial's configuration; all that a node needs to start one trial, so that one with an accepted
+#: configuration can be started again with its checkpoints; and the starts of one assignment.
+CONFIG_BYTES: Final = 2**20
 START_BYTES: Final = 4 * 2**20
-STARTS_BYTES: Final = 16 * 2**20
+STARTS_BYTES: Final = 8 * 2**20
 
 #: A name of a node, host, GPU, resource, library or version; and a line about one of them.
 NAME_CHARACTERS: Final = 255
@@ -57,13 +58,13 @@ Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
 Line = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS)]
 
 
-def check_start_size(trial: str, size: int) -> None:
-    """Raise ConfigError, which names the fix, if the start of a trial has too many bytes."""
-    if size > START_BYTES:
+def check_size(trial: str, size: int, limit: int) -> None:
+    """Raise ConfigError, which names the fix, if a trial's configuration or start is too long."""
+    if size > limit:
         raise ConfigError(
-            f"Trial {trial} cannot start: its configuration, and what else its node needs, has"
-            f" {size:,} bytes, and {START_BYTES:,} are possible. Pass large values with"
-            " tune.with_parameters(), or read them from a file in the trainable."
+            f"Trial {trial} cannot start: its configuration has {size:,} bytes, and {limit:,} are"
+            " possible. Pass large values with tune.with_parameters(), or read them from a file in"
+            " the trainable."
         )
 
 

@@ -111,11 +111,22 @@ def localised(start: TrialSpec, folder: str, inherited: Mapping[str, str]) -> Tr
         environment=Environment(
             given.python or sys.executable,
             given.preload,
-            {**inherited, **given.variables} if given.inherits else given.variables,
+            _variables(given, inherited),
             sys_path,
             given.inherits,
         ),
     )
+
+
+def _variables(given: Environment, inherited: Mapping[str, str]) -> dict[str, str]:
+    if not given.inherits:
+        return given.variables
+    variables = {**inherited, **given.variables}
+    if given.python and "PATH" not in given.variables:
+        # As in an activated environment: programs that run `python` get this one.
+        folders = os.path.dirname(given.python), variables.get("PATH", os.defpath)
+        variables["PATH"] = os.pathsep.join(folders)
+    return variables
 
 
 def _here(ref: BlobRef, folder: str) -> BlobRef:

@@ -228,7 +228,7 @@ def test_starts_that_do_not_fit_are_sent_once_earlier_ones_are_confirmed():
     names = [f"t{number}" for number in range(10)]
     put_large(desired_state.orders("k"), *names)
     sent: list[str] = []
-    for _ in range(3):
+    for _ in range(5):
         assignment = desired_state.next_assignment()
         assert len(encode(assignment)) < COMMAND_BYTES
         assert [order.trial for order in assignment.orders] == names, "else the node kills them"
@@ -241,6 +241,34 @@ def test_starts_that_do_not_fit_are_sent_once_earlier_ones_are_confirmed():
     assert started(desired_state.next_assignment()) == []
 
 
+def test_large_starts_are_not_repeated_with_each_change_until_they_are_confirmed_or_lost():
+    desired_state = DesiredState("inc", term=3)
+    orders = desired_state.orders("k")
+    put_large(orders, "t0")
+    assert desired_state.is_due
+    assignment = desired_state.next_assignment()
+    orders.put(TrialOrder("t0", 1, TO_THE_END, stop=True))
+    assert desired_state.is_changed
+    for desired_state.renewals_unconfirmed in range(3):
+        assert not desired_state.is_due
+        assert not desired_state.is_lost
+    desired_state.renewals_unconfirmed = 3
+    assert desired_state.is_due
+    assert desired_state.is_lost
+    desired_state.renewals_unconfirmed = 1
+    desired_state.confirm(3, assignment.version)
+    assert desired_state.is_due
+    assert not desired_state.is_lost
+
+    desired_state.next_assignment()
+    orders.put(TrialOrder("small", 1, TO_THE_END, start=START))
+    desired_state.next_assignment()
+    orders.put(TrialOrder("small", 1, TO_THE_END, stop=True))
+    assert desired_state.is_due
+    desired_state.renewals_unconfirmed = 1
+    assert desired_state.is_lost
+
+
 def test_after_a_reset_large_starts_are_sent_again_in_parts():
     desired_state = DesiredState("inc", term=3)
     orders = desired_state.orders("k")
@@ -249,7 +277,7 @@ def test_after_a_reset_large_starts_are_sent_again_in_parts():
         desired_state.confirm(3, desired_state.next_assignment().version)
     desired_state.lose_confirmation()
     sent: set[str] = set()
-    for _ in range(2):
+    for _ in range(3):
         assignment = desired_state.next_assignment()
         assert len(encode(assignment)) < COMMAND_BYTES
         sent |= {*started(assignment)}

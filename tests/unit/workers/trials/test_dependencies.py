@@ -277,6 +277,20 @@ def test_order_without_paths_gets_those_of_the_node(monkeypatch):
     assert not {"AWS_SECRET_ACCESS_KEY", "TUNEMQ_REDIS"} & variables.keys()
 
 
+@pytest.mark.parametrize(
+    ("python", "given", "path"),
+    [
+        ("/venv/bin/python", {}, "/venv/bin:/opt/bin"),
+        ("/venv/bin/python", {"PATH": "/mine"}, "/mine"),
+        ("", {}, "/opt/bin"),
+    ],
+)
+def test_programs_that_run_python_get_the_interpreter_that_a_search_names(python, given, path):
+    environment = Environment(python, (), given, ("",), inherits=True)
+    spec = begin(bundle=far("b"), environment=environment)
+    assert localised(spec, "/node", {"PATH": "/opt/bin"}).environment.variables["PATH"] == path
+
+
 def test_order_with_paths_keeps_them():
     given = start(environment=Environment("/py", (), {"A": "1"}, ("/x", "")))
     assert localised(given, "/node", {"B": "2"}) == given
