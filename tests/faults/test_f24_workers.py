@@ -69,6 +69,60 @@ def test_f24_sigterm_to_all_processes_of_a_worker_blames_no_trial(farm):
     assert not farm.events("search", m.TrialFailed)
 
 
+#: Trials that handle SIGTERM themselves.
+HANDLERS = """
+import os, signal, sys, time
+import tunemq as tune
+
+def train(config):
+    signals = []
+
+    def handle(*_):
+        signals.append(1)
+        if config["how"] == "exit":
+            sys.exit(0)
+        if config["how"] == "raise":
+            raise RuntimeError("SIGTERM was received")
+
+    signal.signal(signal.SIGTERM, handle)
+    kept = tune.get_checkpoint()
+    step = 0 if kept is None else kept.to_dict()["step"]
+    while step < 60 and not (signals and config["how"] == "return"):
+        step += 1
+        time.sleep(0.05)
+        tune.report({"loss": step}, checkpoint=tune.Checkpoint.from_dict({"step": step}))
+
+tuner = tune.Tuner(
+    train,
+    param_space={"how": tune.grid_search(["exit", "raise", "return", "ignore"])},
+    tune_config=tune.TuneConfig(metric="loss", mode="min"),
+)
+"""
+
+
+@pytest.mark.parametrize("is_node_first", [True, False])
+def test_f24_trials_that_handle_sigterm_continue_elsewhere(tmp_path: Path, is_node_first: bool):
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    with farm_service(tmp_path) as farm:
+        one = farm.add_worker("one", 4)
+        farm.tunemq("submit", str(tmp_path / "handlers.py"), "--name", "search", "--detach")
+
+        def steps() -> list[list[int]]:
+            return [[row["loss"] for row in rows] for rows in farm.recorded("search").values()]
+
+        def have_begun() -> bool:
+            return len(steps()) == 4 and min(map(len, steps())) >= 10
+
+        eventually(have_begun, within=90, message=lambda: str(farm))
+        pids = [*sorted(descendants(one.pid), reverse=True), one.pid]
+        for pid in reversed(pids) if is_node_first else pids:
+            os.kill(pid, signal.SIGTERM)
+        assert one.wait(60) == 0, farm
+        farm.add_worker("two", 4)
+        farm.wait_for("search", "FINISHED")
+        assert steps() == [list(range(1, 61))] * 4
+
+
 def test_f24_sigterm_to_all_processes_of_a_scheduler_ends_no_search(farm):
     submit(farm, trials=2, steps=40, save_every=5, step_s=0.05)
     farm.wait_for_steps("search", 2, 12)

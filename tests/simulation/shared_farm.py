@@ -57,6 +57,8 @@ class SharingExperiment:
     jobs: Iterator[Job]
     priority: int = 0
     at_most: int = 1_000_000
+    #: Whether its trials have checkpoints; others run until the grace has passed, and begin again.
+    saves: bool = True
     placement: Placement = field(default_factory=Placement)
     running: dict[Running, None] = field(default_factory=dict)
     back: list[Job] = field(default_factory=list)
@@ -67,7 +69,7 @@ class SharingExperiment:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        self._grace: dict[str, float | None] = {}
+        self.grace: dict[str, float | None] = {}
         self.at_most = min(self.at_most, operator.length_hint(self.jobs, self.at_most))
         self._next: Job | None = next(self.jobs, None)
 
@@ -106,7 +108,7 @@ class SharingExperiment:
         if offer.instance_id in self.seen:
             assert offer.n > self.seen[offer.instance_id]
             self.seen[offer.instance_id] = offer.n
-            self._grace[offer.instance_id] = offer.preempt_grace_s
+            self.grace[offer.instance_id] = offer.preempt_grace_s
             amounts = ResourceAmounts(offer.resources, offer.devices)
             self.placement.offer(offer.instance_id, amounts)
 
@@ -160,7 +162,7 @@ class SharingExperiment:
         return sum(sum(trial.devices.values()) for trial in self.running)
 
     def _to_give_way(self, instance_id: str) -> list[Running]:
-        if self._grace.get(instance_id) is None:
+        if self.grace.get(instance_id) is None:
             return []
         here = [one for one in self.running if one.node == instance_id]
         excess = self.placement.excess(instance_id)
@@ -375,8 +377,12 @@ class SharedFarm:
             trial.is_saving = True
             self.preempted[experiment.owner] += 1
             experiment.preempted += 1
-            saved = self.now + self.random.uniform(1.0, 30.0)
-            self.at(saved, lambda trial=trial: self._save(experiment, trial))
+            if experiment.saves:
+                saved = self.now + self.random.uniform(1.0, 30.0)
+                self.at(saved, lambda trial=trial: self._save(experiment, trial))
+            else:
+                due = self.now + (experiment.grace[trial.node] or 0.0)
+                self.at(due, lambda trial=trial: self._cut_off(experiment, trial))
         usage = experiment.usage()
         if usage != self._last_usage.get(experiment.name):
             self._last_usage[experiment.name] = usage
@@ -391,7 +397,7 @@ class SharedFarm:
             del self.experiments[name]
 
     def _end(self, experiment: SharingExperiment, trial: Running) -> None:
-        if trial in experiment.running and not trial.is_saving:
+        if trial in experiment.running and not (trial.is_saving and experiment.saves):
             experiment.end(trial)
             self._turn(experiment)
 
@@ -399,4 +405,10 @@ class SharedFarm:
         """A preempted trial has saved its checkpoint."""
         if trial in experiment.running:
             experiment.end(trial, max(1.0, trial.length - (self.now - trial.since)))
+            self._turn(experiment)
+
+    def _cut_off(self, experiment: SharingExperiment, trial: Running) -> None:
+        """A preempted trial without checkpoints begins again later."""
+        if trial in experiment.running:
+            experiment.end(trial, trial.length)
             self._turn(experiment)

@@ -52,7 +52,7 @@ class TrainableRunner:
                 logger.warning(
                     "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
                 )
-        elif failure is not None:
+        elif failure is not None and not session.is_interrupted:
             session.send(failure)
         elif ended is TrialPauseExit:
             session.send(TrialPaused(session.trial, session.attempt))

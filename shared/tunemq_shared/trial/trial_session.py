@@ -58,6 +58,10 @@ from tunemq_shared.trial.trial_context import TuneContext
 
 #: How many copies of its own checkpoints a trial may use at once, say in several threads.
 _COPIES_KEPT: Final = 4
+#: Seconds that a trial whose code ended after a SIGTERM waits for an order to pause, and the pause
+#: between two looks.
+_NODE_FOLLOWS_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +95,7 @@ class TrialSession:
         config: The unpacked configuration.
         channel: The connection to the node.
         checkpoints: Saves and restores checkpoints.
+        got_sigterm: Returns whether a handler of the trial's code received SIGTERM.
     """
 
     def __init__(
@@ -99,6 +104,7 @@ class TrialSession:
         config: dict[str, Any],
         channel: TrialChannel,
         checkpoints: CheckpointSink,
+        got_sigterm: Callable[[], bool] = bool,
     ) -> None:
         if order.start is None:
             raise BugError(f"The order to start trial {order.trial} lacks its start.")
@@ -112,12 +118,15 @@ class TrialSession:
         self.on_result: Callable[[ResultReported], None] | None = None
         #: What made the trial end before its code did, or None.
         self.ended: type[TrialExit] | None = None
+        #: Whether its code ended because of a SIGTERM that its node got, too: it is to continue.
+        self.is_interrupted = False
         #: The step of the newest checkpoint; 0 before the first.
         self.saved_step = 0
         #: Whether the session can save the last step at any time, not only the trial's code.
         self.saves_when_asked = False
         self._channel = channel
         self._checkpoints = checkpoints
+        self._got_sigterm = got_sigterm
         self._offered: tuple[Checkpoint, CheckpointForm] | None = None
         self._made_folders: set[str] = set()
         self._saved = 0
@@ -316,11 +325,23 @@ class TrialSession:
         with self.one_thread():
             self._is_settled = True
             remove_copies(self.start.folder, self.attempt)
+            if self.ended is None and self._got_sigterm():
+                self._wait_for_pause()
             if self.ended is TrialPauseExit:
                 self._look_for_orders()
                 if self._obeyed.stop:
                     self.ended = TrialStopExit
             return self.ended
+
+    def _wait_for_pause(self) -> None:
+        """Wait a moment for an order to pause: a machine that shuts down signals all processes."""
+        deadline = time.monotonic() + _NODE_FOLLOWS_S
+        self._look_for_orders()
+        while not (self._obeyed.pause or self._obeyed.stop) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
+            self._look_for_orders()
+        if self._obeyed.pause or self._obeyed.stop:
+            self.ended, self.is_interrupted = TrialPauseExit, True
 
     @property
     def _may_pause(self) -> bool:

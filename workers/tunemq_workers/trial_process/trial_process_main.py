@@ -39,6 +39,7 @@ from tunemq_workers.logs import output_files
 from tunemq_workers.processes.forkserver_messages import TrialProcessSpec, decode_process_spec
 from tunemq_workers.trial_process.cache_sink import CacheSink
 from tunemq_workers.trial_process.node_channel import NodeChannel
+from tunemq_workers.trial_process.received_signals import ReceivedSignals
 from tunemq_workers.trial_process.script_objects_for_spawn import end_children
 from tunemq_workers.trial_process.trial_process_setup import TrialEnvironment, leave_the_forkserver
 
@@ -87,6 +88,7 @@ class _TrialLoop:
     def __init__(self, task: ForkContext, spec: TrialProcessSpec, channel: NodeChannel) -> None:
         self._task, self._spec, self._channel = task, spec, channel
         self._program = TrainableRunner()
+        self._signals = ReceivedSignals()
         self._trainable: Any = None
         self._code = ""
 
@@ -151,7 +153,9 @@ class _TrialLoop:
         except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
             self._fail(order, "fetch" if isinstance(error, StoreError) else "load", error)
             return None
-        return TrialSession(order, config, self._channel, sink)
+        got_sigterm = partial(self._signals.has, signal.SIGTERM)
+        got_sigterm()  # those of an earlier trial do not count
+        return TrialSession(order, config, self._channel, sink, got_sigterm)
 
     def _sink(self, order: TrialOrder, start: TrialSpec) -> CheckpointSink:
         """Return the trial's checkpoint sink: a folder is written here, a store by the node."""

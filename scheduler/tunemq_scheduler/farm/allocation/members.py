@@ -97,6 +97,8 @@ class ShareMember:
         behind: by request, until when its other requests come first, because it left a slot empty.
         held: all that it was given and may hold; ``leaving`` is the part to release; ``claimed`` is
             the amount being cleared for it.
+        hurried: how often its trials were preempted for shares or sizes; ``hurried_at`` is the last
+            time.
         is_expected: whether it ran before this supervisor started, and has not reported yet.
         is_paused: whether it gets nothing.
     """
@@ -121,6 +123,7 @@ class ShareMember:
         self.unused: Counter[str] = Counter()
         self.behind: dict[SlotRequest, float] = {}
         self.held, self.leaving, self.claimed = ResourceLoad(), ResourceLoad(), ResourceLoad()
+        self.hurried, self.hurried_at = 0, -math.inf
         self.is_expected = self.is_paused = False
 
     def hear(self, usage: OfferUsage) -> None:

@@ -40,7 +40,7 @@ from tunemq_scheduler.farm.allocation.granting import (
     take_turns,
 )
 from tunemq_scheduler.farm.allocation.members import ShareAccount, ShareMember
-from tunemq_scheduler.farm.allocation.node_grants import SlotGrant
+from tunemq_scheduler.farm.allocation.node_grants import NodePart, SlotGrant
 from tunemq_scheduler.farm.allocation.victim_finder import MayTake, PreemptionPlan, VictimFinder
 
 #: The interval at which shares are compared.
@@ -63,6 +63,9 @@ _HARD_S: Final = 480.0
 
 #: A trial that has just started is not preempted for shares, which would cause oscillation.
 _UNDISTURBED_S: Final = 180.0
+
+#: The most time that trials get to save which are preempted for shares again and again.
+_LONGEST_GRACE_S: Final = 86_400.0
 
 #: How long an experiment waits before another of its owner gives slots to it.
 _TURN_S: Final = 120.0
@@ -109,7 +112,19 @@ class Preemption:
         for claim in self._state.claims:
             if self._state.now >= claim.at + _CLAIM_TIMEOUT_S.get(claim.kind, math.inf):
                 for part in claim.givers:
-                    self._ledger.hurry(part, self._state.grace_s)
+                    if part.leaving and part.grace_s is None:
+                        self._ledger.hurry(part, self._grace_s(part, self._state.grace_s))
+
+    def _grace_s(self, part: NodePart, grace_s: float) -> float:
+        """Return how long the trials of a part get to save: each time twice as long.
+
+        So trials that never save are not preempted without end, each time before they are done.
+        """
+        member = self._members.of(part)
+        if member.hurried_at < self._state.now:
+            member.hurried, member.hurried_at = member.hurried + 1, self._state.now
+        longest = max(grace_s, _LONGEST_GRACE_S)
+        return min(grace_s * 2.0 ** min(member.hurried - 1, 100), longest)
 
     # --- for higher priorities, at once -----------------------------------------------------------
 
@@ -343,7 +358,10 @@ class Preemption:
         claim = SlotClaim(member, request, plan.instance_id, plan.amounts, kind, self._state.now)
         for grant in plan.victims:
             claim.givers[grant.part] = None
-            self._state.remove(grant, grace_s)
+            if kind == SHARE and grace_s is not None:
+                self._state.remove(grant, self._grace_s(grant.part, grace_s))
+            else:
+                self._state.remove(grant, grace_s)
         self._state.add_claim(claim)
         self._left -= 1
 

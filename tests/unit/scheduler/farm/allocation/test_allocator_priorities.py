@@ -162,6 +162,14 @@ def test_three_owners_of_four_gpus_take_turns_with_the_fourth() -> None:
     assert 6 < sum(farm.preempted.values()) < 12 * 6
 
 
+def test_trials_without_checkpoints_of_two_owners_end_although_they_share_a_slot() -> None:
+    farm = a_farm(gpus=1)
+    for owner in ("ada", "ben"):
+        farm.submit(SharingExperiment(owner, owner, trials(HOUR, count=3), saves=False))
+    farm.run(24 * HOUR)
+    assert farm.experiments == {}
+
+
 def test_experiments_of_an_owner_have_equal_shares_as_far_as_slots_divide() -> None:
     farm = a_farm()
     for name in ("first", "second", "third"):

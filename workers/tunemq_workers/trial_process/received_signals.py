@@ -1,0 +1,30 @@
+"""`ReceivedSignals`: which signals a trial's own handlers have received."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+_CHUNK: Final = 2**16
+
+
+class ReceivedSignals:
+    """Notes each signal for which this process has a handler in Python; make it in the main thread.
+
+    A signal without a handler has its default action. Code that calls `signal.set_wakeup_fd`, as an
+    event loop does, ends the notes.
+    """
+
+    def __init__(self) -> None:
+        self._notes, noted = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(noted, warn_on_full_buffer=False)
+
+    def has(self, number: int) -> bool:
+        """Whether this signal was received since the last call."""
+        found = False
+        with suppress(OSError):  # there are no more; or the trial's code closed the pipe
+            while notes := os.read(self._notes, _CHUNK):
+                found |= number in notes
+        return found
