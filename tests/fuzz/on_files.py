@@ -107,7 +107,7 @@ def of_results(bench: Bench) -> list[Decoder]:
             columns_of,
             (StoreError,),
             (csv, b'"a,b",c\n'),
-            ("tunemq_scheduler.results.csv_cells:columns_of",),
+            ("tunemq_scheduler.results.csv_cells:cells_of",),
         ),
         Decoder(
             "metadata of a checkpoint",
@@ -143,8 +143,11 @@ def of_results(bench: Bench) -> list[Decoder]:
             "followed file",
             lambda data: _followed(bench, data),
             (MetricError,),
-            (b'{"loss": 1}\n{"loss": 2}\n',),
-            ("tunemq_shared.executables.followed_file:FollowedFile._read",),
+            (b'{"loss": 1}\n{"loss": 2}\n', b'{"loss": 1}\n{"loss": {"val": 2}}'),
+            (
+                "tunemq_shared.executables.followed_file:FollowedFile._read",
+                "tunemq_shared.executables.followed_file:_is_object",
+            ),
         ),
         Decoder(
             "printed line",

@@ -175,8 +175,14 @@ def of_processes() -> list[Decoder]:
                 ("_decode_event", messages.ResultReported, messages.TrialStarted),
                 ("_decode_deep", messages.ResultReported),
                 ("_decode_ending", messages.TrialFailed, messages.TrialFinished),
-                ("_decode_written", messages.CheckpointWritten),
             )
+        ),
+        Decoder(
+            "written checkpoint",
+            event_validation._decode_written,
+            UNDECODABLE,
+            (messages.encode(messages.CheckpointWritten("t", 1, 1, 1, "t/1-1", "0" * 64, 10)),),
+            ("tunemq_workers.broker.event_validation:_decode_written",),
         ),
         of_type(
             "tunemq_workers.processes.forkserver_messages:decode_command",

@@ -86,8 +86,9 @@ def test_a_trial_finds_a_clean_process_in_its_folder(serve):
         "BLIS_NUM_THREADS": "1",
         "NUMEXPR_NUM_THREADS": "1",
     }
-    # Standard input, output and error, the channel to the node, and the listing itself.
-    assert len(seen["descriptors"]) == 5
+    # Standard input, output and error, the channel to the node, the two ends of the pipe that notes
+    # signals, and the listing itself.
+    assert len(seen["descriptors"]) == 7
 
 
 def test_changes_of_a_preloaded_module_reach_trials(serve, tmp_path):
