@@ -380,8 +380,10 @@ class SharedFarm:
             if experiment.saves:
                 saved = self.now + self.random.uniform(1.0, 30.0)
                 self.at(saved, lambda trial=trial: self._save(experiment, trial))
-            else:
-                due = self.now + (experiment.grace[trial.node] or 0.0)
+        for trial in experiment.running:
+            grace_s = experiment.grace.get(trial.node)
+            if trial.is_saving and not experiment.saves and grace_s is not None:
+                due = self.now + grace_s  # an earlier one, if there is one, ends it
                 self.at(due, lambda trial=trial: self._cut_off(experiment, trial))
         usage = experiment.usage()
         if usage != self._last_usage.get(experiment.name):

@@ -160,9 +160,9 @@ class CallbackDispatcher:
     def _compare(self, trial: TrialView, result: Mapping[str, Any], metric: str) -> None:
         value = lookup(result, metric)
         if isinstance(value, int | float) and math.isfinite(value):
-            best = self.best
-            if best is None or self._sign * value > self._sign * best[1]:
-                self.best = (trial.trial_id, value, trial.config)
+            best, number = self.best, float(value)  # it may be a boolean, or too large to be sent
+            if best is None or self._sign * number > self._sign * best[1]:
+                self.best = (trial.trial_id, number, trial.config)
 
     def _failure(self, command: c.NotifyFailure, trial: TrialView) -> None:
         failure = recorded_failure(command, trial.trial_name, trial.num_failures)

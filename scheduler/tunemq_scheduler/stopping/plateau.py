@@ -149,6 +149,9 @@ class ExperimentPlateauStopper(Stopper):
 
 
 def deviation(values: Collection[float]) -> float:
-    """Return the population standard deviation; NaN if a value is not finite."""
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    """Return the population standard deviation; NaN if it, or a value, is not finite."""
+    try:
+        mean = math.fsum(values) / len(values)
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    except OverflowError:
+        return math.nan

@@ -59,8 +59,9 @@ def make_room(runner: TrialActions, node: str, event: NodeOffered | NodeReturned
             staying.append((trial, slot))
             continue
         excess.less(slot)
-        if trial is not None and is_running and trial.pausing:
-            runner.giving_way.setdefault(trial_id, due)  # its pause gets a deadline, too
+        if trial is not None and is_running and (trial.pausing or trial_id in runner.giving_way):
+            # Its pause gets a deadline, too; and a later offer may shorten the grace.
+            runner.giving_way[trial_id] = min(runner.giving_way.get(trial_id, due), due)
     staying.sort(key=lambda one: _loss(one[0]))
     # First the trials on GPUs that are taken back, because no other trial can free those; then,
     # for the rest of the excess, any trial.

@@ -114,8 +114,8 @@ class NodePart:
             self.hurry(grace_s)
 
     def hurry(self, grace_s: float) -> None:
-        """Preempt the trials in withdrawn slots."""
-        if self.leaving and self.grace_s is None:
+        """Preempt the trials in withdrawn slots; a shorter grace replaces a longer one."""
+        if self.leaving and (self.grace_s is None or grace_s < self.grace_s):
             self.grace_s = grace_s
             self.is_stale = True
 

@@ -362,6 +362,11 @@ class Preemption:
                 self._state.remove(grant, self._grace_s(grant.part, grace_s))
             else:
                 self._state.remove(grant, grace_s)
+        if kind == PRIORITY and grace_s is not None:
+            # Slots that leave already may do so with the longer grace of shares.
+            for part in list(self._ledger.nodes[plan.instance_id].parts.values()):
+                if part.leaving and self._members.of(part).priority < member.priority:
+                    self._ledger.hurry(part, grace_s)
         self._state.add_claim(claim)
         self._left -= 1
 

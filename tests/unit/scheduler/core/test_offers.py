@@ -136,6 +136,18 @@ def test_only_trials_on_withdrawn_resources_are_evicted() -> None:
     story.check()
 
 
+def test_later_offer_shortens_the_grace_of_a_trial_but_does_not_extend_it() -> None:
+    story = SharedNode()
+    story.offer("g0")
+    story.begin("a")
+    story.offer(grace=900.0)
+    story.offer(grace=30.0)
+    story.offer(grace=60.0)
+    assert kinds(story.wait(29.0)) == []
+    assert kinds(story.wait(2.0)) == ["StopTrial"]
+    story.check()
+
+
 def test_evicted_trial_waits_for_a_slot_and_has_not_failed() -> None:
     story = SharedNode()
     story.offer("g0")

@@ -23,11 +23,19 @@ def dispatcher(*callbacks: Callback) -> CallbackDispatcher:
     return CallbackDispatcher(callbacks, Display(), None, None)
 
 
-def reported(told: CallbackDispatcher) -> None:
+def reported(told: CallbackDispatcher, loss: Any = 1.0) -> None:
     view = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
     view.started(m.TrialStarted("t", 1, 1, "host", "127.0.0.1", 0.0))
-    result = m.ResultReported("t", 1, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    result = m.ResultReported("t", 1, 1, {"loss": loss}, 0.0, 1.0, 1.0, 1.0, 1)
     told.notify(c.NotifyResult("t", result, done=False), view)
+
+
+@pytest.mark.parametrize("loss", [True, 1 - 2**64])
+def test_best_value_is_a_number_that_messages_can_hold(loss: Any) -> None:
+    told = CallbackDispatcher((), Display(), "loss", "max")
+    reported(told, loss)
+    assert told.best is not None
+    assert type(told.best[1]) is float
 
 
 @pytest.mark.parity(57)

@@ -194,6 +194,11 @@ def test_deviation_equals_numpys(values: list[float]) -> None:
     assert deviation(values) == pytest.approx(float(np.std(values)), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.parametrize("value", [1e200, 1.7e308, float("inf"), float("nan")])
+def test_values_without_a_finite_deviation_are_no_plateau(value: float) -> None:
+    assert math.isnan(deviation([1.0, value, value]))
+
+
 @pytest.mark.parity(100)
 @pytest.mark.parametrize(
     ("stop", "words"),

@@ -170,6 +170,34 @@ def test_trials_without_checkpoints_of_two_owners_end_although_they_share_a_slot
     assert farm.experiments == {}
 
 
+def farm_in_a_long_grace() -> tuple[SharedFarm, SharingExperiment]:
+    """A farm of two owners, and the search of the one whose trial has much time to save."""
+    farm = a_farm(gpus=1)
+    both = [SharingExperiment(one, one, trials(200 * HOUR), saves=False) for one in ("ada", "ben")]
+    for one in both:
+        farm.submit(one)
+    for _ in range(2000):
+        farm.run(farm.now + 60.0)
+        for one in both:
+            if one.running and (one.grace.get("n0") or 0.0) >= 1000.0:
+                return farm, one
+    raise AssertionError
+
+
+def test_higher_priority_does_not_wait_for_the_long_grace_of_trials_that_never_save() -> None:
+    farm, _ = farm_in_a_long_grace()
+    high = farm.submit(SharingExperiment("high", "eve", trials(HOUR, count=1), priority=1))
+    farm.run(farm.now + 180.0)
+    assert high.running
+
+
+def test_drained_node_does_not_wait_for_the_long_grace_of_trials_that_never_save() -> None:
+    farm, owner = farm_in_a_long_grace()
+    farm.allocator.node_drained("n0", 60.0)
+    farm.run(farm.now + 180.0)
+    assert not owner.running
+
+
 def test_experiments_of_an_owner_have_equal_shares_as_far_as_slots_divide() -> None:
     farm = a_farm()
     for name in ("first", "second", "third"):
