@@ -163,8 +163,9 @@ def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
         store=found.store,
     )
     runner = replay_recovered(recovered)
+    may_run = bool(runner.live) or not runner.is_finished  # between two trials none is live
     return ResultGrid(
-        trial_results(runner, plan, may_run=bool(runner.live)),
+        trial_results(runner, plan, may_run=may_run),
         experiment_path=found.folder,
         metric=found.tune.metric,
         mode=found.tune.direction,
