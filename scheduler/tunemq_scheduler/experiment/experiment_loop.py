@@ -146,10 +146,6 @@ class ExperimentLoop:
                 if time.monotonic() > deadline:
                     return
 
-    def close(self) -> None:
-        """Close the journal; no turn follows."""
-        self.journal.close()
-
     def resume(self, event: m.ExperimentResumed, recovered_events: Iterable[m.Event] = ()) -> None:
         """Run the first turn of a further run.
 

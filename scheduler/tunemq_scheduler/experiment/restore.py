@@ -24,6 +24,7 @@ from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions, StopCriteria
 from tunemq_scheduler.journal.fetch_copy import copied_id, has_others
 from tunemq_scheduler.journal.journal_files import FILE_NAME
+from tunemq_scheduler.journal.journal_lock import is_being_written
 from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
@@ -151,7 +152,9 @@ def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
     Raises:
         JournalError: the journal cannot be read.
     """
-    recovered = recover(Path(found.folder) / FILE_NAME)
+    journal = Path(found.folder) / FILE_NAME
+    may_run = is_being_written(journal)  # asked first: the search may end while it is read
+    recovered = recover(journal)
     plan = ExperimentPlan(
         experiment=os.path.basename(found.folder),
         experiment_id=recovered.header.experiment_id,
@@ -163,7 +166,7 @@ def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
         store=found.store,
     )
     runner = replay_recovered(recovered)
-    may_run = bool(runner.live) or not runner.is_finished  # between two trials none is live
+    may_run = may_run or not runner.is_finished  # a killed one has written its files in part
     return ResultGrid(
         trial_results(runner, plan, may_run=may_run),
         experiment_path=found.folder,

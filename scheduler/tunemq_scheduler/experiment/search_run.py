@@ -150,7 +150,6 @@ class SearchRun:
         finally:
             self.is_over = True
             try:
-                self.loop.close()
                 self._end_copy()
                 self._claim.expire()  # the end deletes and copies the most, so check the claim anew
                 settle_store(

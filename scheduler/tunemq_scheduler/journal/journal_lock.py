@@ -81,6 +81,19 @@ class JournalLock:
             os.pwrite(self._descriptor, f"{holder}\n".encode(), 0)
 
 
+def is_being_written(folder: Path) -> bool:
+    """Whether a process of this machine holds the lock of a journal, if the kernel shows it."""
+    try:
+        inode = (folder / LOCK).stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return any(
+        kind == "FLOCK" and file.endswith(f":{inode}")
+        for _, kind, _, _, _, file, *_ in map(str.split, locks.splitlines())
+    )
+
+
 def _holder(descriptor: int) -> str:
     said = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
     return said or "by an unknown process"
