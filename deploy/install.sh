@@ -559,10 +559,6 @@ uninstall() {
     if has_own_link; then rm -f $programs/tunemq; fi
     rm -f $programs/tunemq-farm
     rm -rf $prefix $cache
-    for lock in /dev/shm/tunemq-gpu-*.lock /dev/shm/tunemq-gpu-root/*; do # of a script, perhaps
-        [ ! -f "$lock" ] || flock --nonblock "$lock" rm -f "$lock" || true
-    done
-    rmdir /dev/shm/tunemq-gpu-root 2> /dev/null || true
     if [ -z "$purge" ]; then
         say "removed TuneMQ. Kept, and removed by --purge: $etc, $state, $store, $trials, users, and" \
             "the options of workers (--gpu, --same-user) in $units"

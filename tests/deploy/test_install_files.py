@@ -160,7 +160,11 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     assert view.sh("stat -c %U /etc/tunemq/keys.toml").strip() == "tunemq"
     assert view.sh("stat -c '%U %G' /etc/tunemq/environment").strip() == "root tunemq"
 
+    # Any user can make such a link, and the script runs with root's rights.
+    view.sh("mkdir /tmp/precious && touch /tmp/precious/file")
+    view.sh("mount -t tmpfs tmpfs /dev/shm && ln -s /tmp/precious /dev/shm/tunemq-gpu-root")
     view.sh("sh /opt/tunemq/share/install.sh uninstall")
+    assert view.sh("ls /tmp/precious").split() == ["file"]
     assert view.sh("cat /etc/tunemq/keys.toml") == "keys.toml"
     assert {path for path in view.paths() - before if path.startswith(("/opt", "/usr"))} == set()
     view.sh("cd /tmp/given && sh install.sh uninstall --purge")

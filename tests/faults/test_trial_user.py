@@ -160,6 +160,22 @@ def test_trials_of_another_user_save_and_restore_without_files_only_root_may_rea
                 assert path.stat().st_uid == NOBODY, path
 
 
+def test_removal_of_a_trials_folder_spares_files_that_its_user_may_not_remove(farm):
+    team = farm.folder / "team"  # each may rename it, but only root may change "alice" itself
+    (team / "alice").mkdir(parents=True)
+    (team / "alice" / "data").touch()
+    farm.folder.chmod(0o777)
+    team.chmod(0o777)
+    code = f"def train(config):\n    os.rename({str(team)!r}, 'team')\n    work.chain(config)\n"
+    farm.submit(Search(name="search", trials=1, trainable="train", code=f"import os\n{code}"))
+    for folder in (farm.folder / "executed", farm.folder / "executed" / "search"):
+        folder.chmod(0o777)
+    farm.wait_for("search", "FINISHED")
+    trials = workdir(farm) / "trials"
+    eventually(lambda: all(one.name.startswith(".trash-") for one in trials.iterdir()))
+    assert len([at for at, _, files in os.walk(trials) if files == ["data"]]) == 1
+
+
 #: Prints what a root process that acts for the account NOBODY reads at a path.
 READER = """
 import sys

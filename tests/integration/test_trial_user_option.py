@@ -207,6 +207,59 @@ def test_empty_workdir_is_accepted_and_one_writable_by_others_is_refused(tmp_pat
         claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
 
 
+@pytest.mark.parametrize("whose", ["node", "above"])
+def test_workdir_that_another_user_could_change_is_refused(rejected, open_folder, whose):
+    """There trials, or that user, could make links that root's node follows."""
+    need("root, who alone may name others", os.geteuid() == 0 or None)
+    workdir = open_folder / "above" / "node"
+    workdir.mkdir(parents=True)
+    changed = workdir if whose == "node" else workdir.parent
+    os.chown(changed, NOBODY, NOBODY)
+    said = rejected("--trial-user", USER, "--workdir", str(workdir))
+    assert f"{changed} belongs to user {NOBODY}, who could make root write elsewhere" in said
+    assert "name a --workdir that root made, in folders that only root can change." in said
+    assert list(workdir.iterdir()) == []
+
+
+def test_workdir_in_a_folder_that_others_may_write_to_is_refused(tmp_path):
+    workdir = tmp_path / "above" / "node"
+    workdir.mkdir(parents=True)
+    workdir.parent.chmod(0o1777)
+    claim_workdir(ACCOUNT, str(workdir), ["cache"])
+    workdir.parent.chmod(0o775)
+    with pytest.raises(ConfigError, match=f"others may write to {workdir.parent}, who could"):
+        claim_workdir(ACCOUNT, str(workdir), ["cache"])
+
+
+@pytest.mark.parametrize("planted", ["logs", "logs/forkserver-1.log", "logs/node.log/deep"])
+def test_what_earlier_trials_planted_in_the_logs_is_removed(tmp_path, monkeypatch, planted):
+    need("root, to give folders away", os.geteuid() == 0 or None)
+    monkeypatch.setattr(trial_user_folders, "_check", lambda account, folders: None)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    root = tmp_path / "node"
+    (root / planted).parent.mkdir(parents=True)
+    (root / planted).symlink_to(tmp_path / "precious")
+    (root / "logs" / "consumer.log").touch()
+    claim_workdir(ACCOUNT, str(root), ["cache"])
+    give_folders(ACCOUNT, str(root), ["cache"], None)
+    kept = [] if planted == "logs" else ["consumer.log"]
+    assert [one.name for one in (root / "logs").iterdir()] == kept
+    assert not (root / "logs").is_symlink()
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_link_as_lock_file_is_not_followed(rejected, open_folder):
+    need("root, who alone may name others", os.geteuid() == 0 or None)
+    (open_folder / "precious").write_text("7\n")
+    workdir = open_folder / "node"
+    workdir.mkdir()
+    (workdir / "lock").symlink_to(open_folder / "precious")
+    said = rejected("--trial-user", USER, "--workdir", str(workdir))
+    assert f"{workdir / 'lock'} cannot be opened: " in said
+    assert (open_folder / "precious").read_text() == "7\n"
+
+
 def test_folder_that_cannot_be_emptied_is_refused_with_its_path(tmp_path):
     (tmp_path / "cache").touch()
     with pytest.raises(ConfigError, match=r"cache: Not a directory"):

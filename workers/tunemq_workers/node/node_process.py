@@ -198,7 +198,13 @@ def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -
 
 
 def _lock(folder: str, name: str) -> None:
-    descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path, flags = os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as problem:
+        raise ConfigError(
+            f"{path} cannot be opened: {problem.strerror}. Remove it, or choose another --workdir."
+        ) from problem
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:

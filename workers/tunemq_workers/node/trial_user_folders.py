@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
@@ -31,6 +32,8 @@ _DEFAULT_ACL: Final = "system.posix_acl_default"
 #: Where its value has the owner's rights: behind a version of 4 bytes and a tag of 2.
 _OWNERS_RIGHTS: Final = 6
 _RWX: Final = 0o7
+#: In such a folder users may rename and remove only their own entries.
+_STICKY: Final = stat.S_ISVTX
 #: The program that the user runs to check that it can run trials.
 _CHECK: Final = """\
 import os, sys
@@ -45,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> None:
-    """Reject a working folder with files that are not TuneMQ's; let the account traverse it.
+    """Reject a working folder that others could change, or with foreign files; open it to pass.
 
     Call it before this start makes the lock file: a lock file then proves an earlier start.
 
@@ -56,6 +59,7 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> N
         ConfigError: the folder cannot be used; says why, and what to do.
     """
     with _refusing():
+        _check_owners(workdir)
         for name in names:
             folder = os.path.join(workdir, name)
             if os.path.islink(folder):
@@ -96,7 +100,8 @@ def give_folders(
     folders = [os.path.join(workdir, name) for name in names]
     with _refusing():
         logs = os.path.join(workdir, LOGS)
-        os.makedirs(logs, exist_ok=True)
+        _remove_planted(logs)
+        os.makedirs(logs, mode=0o700, exist_ok=True)
         os.chmod(logs, 0o700)
         for folder in folders:
             if _owner(folder) not in (None, account.uid):
@@ -111,6 +116,44 @@ def give_folders(
                 os.chown(folder, account.uid, account.gid)
         restore_rights(folders)
     _check(account, folders)
+
+
+def _check_owners(workdir: str) -> None:
+    """Reject a working folder that another user has made, or could replace.
+
+    Raises:
+        ConfigError: it or a folder above it is another user's, or others may rename its entries.
+    """
+    path = os.path.realpath(workdir)
+    above = map(str, Path(path).parents)
+    for folder in (path, *above):
+        status = os.stat(folder)
+        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & _STICKY
+        if status.st_uid not in (0, os.geteuid()):
+            problem = f"{folder} belongs to user {status.st_uid}"
+        elif folder != path and is_open:
+            problem = f"others may write to {folder}"
+        else:
+            continue
+        raise ConfigError(
+            f"{problem}, who could make root write elsewhere by links in {path}. For --trial-user,"
+            " name a --workdir that root made, in folders that only root can change."
+        )
+
+
+def _remove_planted(logs: str) -> None:
+    """Remove links and folders from the logs: a trial that ran as the node's user may have made it.
+
+    The node follows links when it opens a log.
+    """
+    if os.path.islink(logs):
+        os.unlink(logs)
+    with suppress(FileNotFoundError), os.scandir(logs) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                os.unlink(entry.path)
 
 
 def restore_rights(folders: Iterable[str]) -> None:

@@ -26,7 +26,6 @@ from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor, do_nothing
 from tunemq_workers.runtime.transfer_messages import UploadTrialFiles
 from tunemq_workers.runtime.trial_process_state import AttemptId, Emit
-from tunemq_workers.system.trial_user import own_files
 from tunemq_workers.transfers.transfer_client import TransferClient
 from tunemq_workers.trials.localize_order import TRIALS, place_of_shared_names
 from tunemq_workers.trials.output_streamer import OutputSource, OutputStreamer
@@ -228,9 +227,8 @@ def _move(root: str, folder: str, name: str) -> str:
 
 
 def _remove(trash: str) -> None:
-    """Remove a folder with any permissions in it; follows no link."""
-    with own_files():
-        remove_tree(trash)
+    """Remove a folder with any permissions in it, with the trials' rights; follows no link."""
+    remove_tree(trash)
 
 
 def _empty_trash(root: str) -> None:
@@ -243,14 +241,13 @@ def _make_room(root: str, limits: CacheLimits) -> None:
     """Remove folders that were not sent if they are too old or do not fit beside newer ones."""
     room = limits.share_of(shutil.disk_usage(root).total)
     oldest = f"{_UNSENT}{time.time_ns() - _KEPT_DAYS * 86_400 * 10**9}"
-    with own_files():
-        for name in sorted(names_in(root), reverse=True):
-            if not name.startswith(_UNSENT):
-                continue
-            path = os.path.join(root, name)
-            size = sum(max(one.st_blocks * 512, _ENTRY_BYTES) for one in statuses(path))
-            if size <= room and name >= oldest:
-                room -= size
-            else:
-                _log.warning("files.removed folder=%s", path)
-                remove_tree(path)
+    for name in sorted(names_in(root), reverse=True):
+        if not name.startswith(_UNSENT):
+            continue
+        path = os.path.join(root, name)
+        size = sum(max(one.st_blocks * 512, _ENTRY_BYTES) for one in statuses(path))
+        if size <= room and name >= oldest:
+            room -= size
+        else:
+            _log.warning("files.removed folder=%s", path)
+            remove_tree(path)
