@@ -21,6 +21,7 @@ from tests.integration.farm_support import (
 )
 from tests.integration.node_fixtures import scheduler, server
 from tests.support.farms.farm_processes import Command, TcpRedis
+from tests.support.farms.farm_service import Here, farm_service
 from tests.support.waiting import eventually
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import (
@@ -285,3 +286,19 @@ def test_worker_with_a_blocked_terminal_continues(server, scheduler, tmp_path):
         os.close(reader)
         os.close(writer)
         worker.kill()
+
+
+def test_second_worker_with_the_same_cache_is_refused(tmp_path: Path):
+    """It would remove the checkpoints that the first has not uploaded yet."""
+    cache = str(tmp_path / "cache")
+    with farm_service(tmp_path) as farm:
+        farm.add_worker("one", 2, "--cache", cache, machine=Here())
+        farm.has_nodes("one")
+        second = farm.add_worker("two", 2, "--cache", cache, machine=Here())
+        assert second.wait(60) == 64
+        said = (tmp_path / "two" / "worker.log").read_text()
+        assert f"another worker uses --cache {cache}, and would lose checkpoints there" in said
+        farm.workers["one"].kill()
+        farm.workers["one"].wait()
+        farm.add_worker("three", 2, "--cache", cache, machine=Here())
+        farm.has_nodes("three")

@@ -16,6 +16,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -73,7 +74,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
     "cache": {
         "metavar": "DIR",
-        "help": "for copies of checkpoints that are in a store; default: cache in the --workdir",
+        "help": "for copies of checkpoints that are in a store, of this worker only; default: cache"
+        " in the --workdir",
     },
     "cache-bytes": {
         "metavar": "SIZE",
@@ -195,6 +197,8 @@ def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -
         _lock(folder, LOCK)
     if account is not None:
         trial_user_folders.give_folders(account, folder, OF_TRIALS, options.cache)
+    if options.farm and options.cache is not None:
+        _lock_cache(os.path.abspath(options.cache))
 
 
 def _lock(folder: str, name: str) -> None:
@@ -217,9 +221,23 @@ def _lock(folder: str, name: str) -> None:
     os.write(descriptor, b"%d\n" % os.getpid())  # stays open, and so locked, to the end
 
 
+def _lock_cache(folder: str) -> None:
+    """Lock the folder itself, in which trials may write; a folder that cannot be is named later."""
+    with suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # stays open, as above
+        except BlockingIOError as problem:
+            raise ConfigError(
+                f"another worker uses --cache {folder}, and would lose checkpoints there; choose "
+                "another --cache for this one."
+            ) from problem
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tunemq_workers.node.node_process", description=__doc__.split("\n")[0]
+        prog="tunemq_workers.node.node_process", description="One worker's node."
     )
     redis = os.environ.get(REDIS_VARIABLE)
     parser.add_argument(
