@@ -45,6 +45,8 @@ DEFAULTS: Final = (
 )
 #: The first of these in a folder counts there.
 FILES: Final = (".tunemqignore", ".gitignore")
+#: In the folder of a virtual environment, whatever its name; its programs are links elsewhere.
+_VIRTUAL_ENVIRONMENT: Final = "pyvenv.cfg"
 #: More files than this are a data set, not code.
 MAX_FILES: Final = 20_000
 
@@ -101,6 +103,8 @@ def _walk(
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         name, is_folder = prefix + entry.name, entry.is_dir()
         if _is_ignored(f"{name}/" if is_folder else name, rules):
+            continue
+        if is_folder and os.path.exists(os.path.join(entry.path, _VIRTUAL_ENVIRONMENT)):
             continue
         path = _followed(Path(entry.path), root) if entry.is_symlink() else Path(entry.path)
         if is_folder and path not in (*above, folder):

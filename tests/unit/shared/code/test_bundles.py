@@ -38,6 +38,8 @@ def project(tmp_path: Path) -> Path:
         "data.bin": "d",
         ".git/config": "x",
         ".venv/bin/python": "x",
+        "env311/bin/python": "x",
+        "env311/pyvenv.cfg": "x",
         "node_modules/a/index.js": "x",
         "tunemq_results/exp/stdout": "x",
         "old.pyc": "x",
