@@ -64,9 +64,11 @@ FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
 class WatchedLoop(search_parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
-    def close(self):
-        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
-        super().close()
+    def run(self, *given, **options):
+        try:
+            super().run(*given, **options)
+        finally:
+            (FOLDER / "snapshot").write_bytes(comparable(self.runner))
 
 
 search_parts.ExperimentLoop = WatchedLoop

@@ -130,9 +130,11 @@ def train(config):
 class WatchedLoop(parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
-    def close(self):
-        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
-        super().close()
+    def run(self, *given, **options):
+        try:
+            super().run(*given, **options)
+        finally:
+            (FOLDER / "snapshot").write_bytes(comparable(self.runner))
 
 
 parts.ExperimentLoop = WatchedLoop

@@ -148,9 +148,11 @@ class WatchedLoop(search_parts.ExperimentLoop):
             for trial in [trial for trial in self.trials if int(trial[-5:]) == int(line)]:
                 self.request_stop("a test asked for it", trial)
 
-    def close(self):
-        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
-        super().close()
+    def run(self, *given, **options):
+        try:
+            super().run(*given, **options)
+        finally:
+            (FOLDER / "snapshot").write_bytes(comparable(self.runner))
 
 
 class Experiment(parts.Experiment):

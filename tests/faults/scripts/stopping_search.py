@@ -95,9 +95,11 @@ def count(_config):
 class WatchedLoop(parts.ExperimentLoop):
     """A loop that writes its final state to a file."""
 
-    def close(self):
-        (FOLDER / "snapshot").write_bytes(comparable(self.runner))
-        super().close()
+    def run(self, *given, **options):
+        try:
+            super().run(*given, **options)
+        finally:
+            (FOLDER / "snapshot").write_bytes(comparable(self.runner))
 
 
 parts.ExperimentLoop = WatchedLoop
