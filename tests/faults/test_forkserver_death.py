@@ -29,6 +29,7 @@ from tunemq_shared.protocol.messages import (
     TrialProcessDied,
     TrialStarted,
 )
+from tunemq_shared.system.processes import all_pids
 from tunemq_workers.forkservers.forkserver_client import ForkserverLost
 from tunemq_workers.processes.forkserver_messages import ForkserverPong
 
@@ -58,6 +59,25 @@ def with_a_daemon(config):
     report({"daemon": int(os.read(reading, 20))})
     while True:
         time.sleep(600)
+
+
+def hops(config):
+    """Start eight chains of sessions, in which each process forks the next one and ends."""
+    import os
+    import time
+
+    from tunemq_shared.trial.session import report
+
+    until = time.monotonic() + 90  # else only as long as the node lets them
+    for _ in range(8):
+        if os.fork() == 0:
+            while time.monotonic() < until:
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+            os._exit(0)
+    report({"pid": os.getpid()})
+    time.sleep(600)
 
 
 def stops_its_forkserver(config):
@@ -129,6 +149,23 @@ def test_processes_of_a_killed_forkserver_end_before_its_slots_are_free(node, sc
     assert not scheduler.said(TrialProcessDied)
     assert node.consumer() == consumer
     assert children_of(node.process.pid) == [node.consumers()], "no zombie is left either"
+
+
+def test_chains_of_processes_that_fork_and_exit_end_with_their_forkserver(node, scheduler):
+    scheduler.assign(node.instance_id, order("t0", scheduler.start(hops)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    trial = int(scheduler.said(ResultReported)[0].metrics["pid"])
+    folder = os.readlink(f"/proc/{trial}/cwd")
+    os.kill(node.forkserver_of(trial), signal.SIGKILL)
+    eventually(lambda: scheduler.said(SlotFreed), within=SOON, message=node.log)
+    assert [pid for pid in all_pids() if working_folder(pid) == folder] == []
+
+
+def working_folder(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:  # it has just ended
+        return ""
 
 
 def test_node_continues_with_a_new_forkserver(node, scheduler):

@@ -7,6 +7,7 @@ import stat
 import struct
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.support.waiting import eventually, need
 from tests.unit.workers.fakes import Clock, FakeDisk
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker import redis_keys
-from tunemq_workers.node import trial_user_folders
+from tunemq_workers.node import node_process, trial_user_folders
 from tunemq_workers.node.trial_user_folders import claim_workdir, give_folders, keep_rights
 from tunemq_workers.system.trial_user import UserAccount
 
@@ -219,6 +220,16 @@ def test_workdir_that_another_user_could_change_is_refused(rejected, open_folder
     assert f"{changed} belongs to user {NOBODY}, who could make root write elsewhere" in said
     assert "name a --workdir that root made, in folders that only root can change." in said
     assert list(workdir.iterdir()) == []
+
+
+def test_links_to_the_workdir_are_followed_once(tmp_path, monkeypatch):
+    need("root, to give folders away", os.geteuid() == 0 or None)
+    monkeypatch.setattr(trial_user_folders, "_check", lambda account, folders: None)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    options = Namespace(workdir=str(tmp_path / "link"), farm=False, cache=None)
+    node_process._prepare_workdir(options, ACCOUNT)
+    assert options.workdir == str(tmp_path / "real")
 
 
 def test_workdir_in_a_folder_that_others_may_write_to_is_refused(tmp_path):

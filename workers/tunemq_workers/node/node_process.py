@@ -184,6 +184,8 @@ def given_options(options: argparse.Namespace) -> list[str]:
 def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -> None:
     """Lock the working folder for as long as this process lives, and give trials' user its part.
 
+    With such a user ``options.workdir`` is resolved.
+
     Raises:
         ConfigError: another node works there, or the user cannot.
     """
@@ -192,6 +194,8 @@ def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -
 
     folder = os.path.abspath(options.workdir)
     if account is not None:
+        # Another user could change a link in the path after these checks.
+        folder = options.workdir = os.path.realpath(folder)
         trial_user_folders.claim_workdir(account, folder, OF_TRIALS)
     if options.farm:
         _lock(folder, LOCK)

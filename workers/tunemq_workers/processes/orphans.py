@@ -5,6 +5,9 @@ behind become children of the node, in any session or group. Hence the rule: *a 
 did not start belonged to a dead forkserver*. The node kills it, its children become the node's in
 turn, and the last look finds none.
 
+Orphans that fork and exit without end are a race: a look repeats itself while it finds new ones,
+for as long as the node's loop can wait, and with real-time priority if permitted.
+
 Short-lived processes that the node runs, in any thread, share the node's process group. No orphan
 does: a forkserver starts in another session or group.
 """
@@ -14,15 +17,19 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.system.processes import children_of, signal_group
+from tunemq_workers.processes import real_time
 from tunemq_workers.runtime.reactor import Reactor
 
 #: Shortest and longest pause between two looks: there is no event for a new orphan.
 _PAUSES_S: Final = (0.002, 1.0)
+#: For how long one look searches for new orphans, and then reaps those that it has killed.
+_LOOK_S: Final = 0.05
 #: Looks in a row that must find no orphan: the kernel's list may miss one while another process
 #: ends.
 _QUIET_LOOKS: Final = 3
@@ -44,6 +51,8 @@ class OrphanReaper:
         self._waiting: list[Callable[[], object]] = []
         self._quiet_looks = 0
         self._pause_s = _PAUSES_S[0]
+        #: Those of the last look.
+        self._found = set[int]()
         self._immune: set[int] = set()
 
     def sweep(self, when_gone: Callable[[], object]) -> None:
@@ -54,10 +63,8 @@ class OrphanReaper:
         self._quiet_looks, self._pause_s = 0, _PAUSES_S[0]
 
     def _look(self) -> None:
-        others = (pid for pid in children_of(os.getpid()) if pid not in self._own)
-        orphans = [pid for pid in others if _group_of(pid) not in {None, os.getpgrp()}]
-        for pid in orphans:
-            self._end(pid)
+        orphans = self._kill_all()
+        self._reap(orphans)
         self._quiet_looks = 0 if orphans else self._quiet_looks + 1
         if self._quiet_looks >= _QUIET_LOOKS:
             gone, self._waiting = self._waiting, []
@@ -65,14 +72,46 @@ class OrphanReaper:
             for call in gone:
                 call()
             return
+        # Those of the last look need time to end; new ones may fork the next ones meanwhile.
+        is_slow = bool(orphans) and orphans <= self._found
+        self._pause_s = min(2 * self._pause_s, _PAUSES_S[1]) if is_slow else _PAUSES_S[0]
+        self._found = orphans
         self._reactor.after(self._pause_s, self._look)
-        if orphans:
-            self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
 
-    def _end(self, pid: int) -> None:
-        """Kill an orphan and its group, and reap it if it has ended."""
+    def _kill_all(self) -> set[int]:
+        """Kill all orphans, the youngest first, until no new one is found or time has passed."""
+        found = set[int]()
+        # A group is signalled once: it may have thousands of members.
+        done = {None, os.getpgrp(), *map(_group_of, self._own)}
+        deadline = time.monotonic() + _LOOK_S
+        is_hurried = False
+        try:
+            while new := self._orphans_but(found):
+                if not is_hurried:
+                    is_hurried = True
+                    real_time.take_priority()
+                for pid in new:
+                    self._kill(pid, done)
+                found.update(new)
+                if time.monotonic() > deadline:
+                    break
+        finally:
+            if is_hurried:
+                real_time.give_up_priority()
+        return found
+
+    def _orphans_but(self, found: Collection[int]) -> list[int]:
+        """Return the orphans that are not among those found, the youngest first."""
+        ours = {None, os.getpgrp()}
+        return [
+            pid
+            for pid in reversed(children_of(os.getpid()))
+            if pid not in found and pid not in self._own and _group_of(pid) not in ours
+        ]
+
+    def _kill(self, pid: int, done: set[int | None]) -> None:
+        """Kill an orphan, and its group if that is not done."""
         # Its pid cannot be reused before it is reaped.
-        spared = {os.getpgrp(), *map(_group_of, self._own)}
         group = _group_of(pid)
         try:
             os.kill(pid, signal.SIGKILL)
@@ -83,10 +122,19 @@ class OrphanReaper:
         except ProcessLookupError:  # another thread has reaped it
             return
         else:
-            if group is not None and group not in spared:
+            if group is not None and group not in done:
+                done.add(group)
                 signal_group(group, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+
+    @staticmethod
+    def _reap(orphans: Collection[int]) -> None:
+        """Reap those that have ended, as many as time permits."""
+        deadline = time.monotonic() + _LOOK_S
+        for pid in orphans:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            if time.monotonic() > deadline:
+                return
 
 
 def _group_of(pid: int) -> int | None:

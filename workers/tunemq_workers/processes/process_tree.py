@@ -30,18 +30,15 @@ import signal
 import sys
 import time
 from collections.abc import Container, Iterable
-from contextlib import suppress
 from types import FrameType
 from typing import Final
 
 from tunemq_shared.system.processes import children_of, signal_group, stat_of
 from tunemq_workers.processes import forkserver_messages as messages
+from tunemq_workers.processes import real_time
 
 #: The environment variable with a trial process's name, inherited by all that it executes.
 MARK: Final = "TUNEMQ_HOST"
-
-#: The lowest real-time priority, above all processes with ordinary scheduling.
-_PRIORITY: Final = 1
 
 #: Part of a resource tracker's command line, and how long one may take to end.
 _TRACKER: Final = b"multiprocessing.resource_tracker"
@@ -175,16 +172,12 @@ class ProcessTrees:
         """
         if not self._is_hurried:
             self._is_hurried = True
-            with suppress(OSError):
-                os.sched_setscheduler(
-                    0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY)
-                )
+            real_time.take_priority()
 
     def _calm_down(self) -> None:
         if self._is_hurried:
             self._is_hurried = False
-            with suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+            real_time.give_up_priority()
 
     def _bury_others(self, at_most: int, reports: list[messages.ForkserverReport]) -> int:
         """Reap ended children up to a trial process, whose orphans have to be found first.
