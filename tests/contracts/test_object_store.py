@@ -5,6 +5,7 @@ Some tests cover what only a real server shows.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 from collections.abc import Iterator
@@ -216,6 +217,16 @@ def test_parts_of_a_dead_writer_are_removed(shared_minio):
         assert objects.abort_uploads(lambda key: key.startswith("ours/")) == 1
         assert unfinished(objects) == {"theirs/b"}
         assert objects.abort_uploads(lambda _key: True) == 1
+
+
+@pytest.mark.parametrize("stored", [gzip.compress(bytes(10_000)), b"not compressed"])
+def test_object_is_read_as_it_is_stored_whatever_compression_it_claims(shared_minio, stored):
+    """A worker could make the head unpack any amount, or call damage an unreachable server."""
+    bucket = shared_minio.create_bucket()
+    headers = {"Content-Encoding": "gzip"}
+    shared_minio.client()._put_object(bucket, "exp/a", stored, headers)
+    with shared_minio.objects(bucket, "exp") as objects:
+        assert objects.get_bytes("a", limit=100) == stored
 
 
 def test_file_whose_first_parts_the_server_forgot_is_sent_again(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -109,10 +110,21 @@ def train(config):
 """
 
 
-def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_their_stacks(farm):
+@pytest.fixture
+def workdir() -> Iterator[str]:
+    """A folder of root's that all may enter, for ``--trial-user``."""
+    with tempfile.TemporaryDirectory(prefix="tunemq-") as folder:
+        os.chmod(folder, 0o711)
+        yield os.path.join(folder, "node")
+
+
+def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_their_stacks(
+    farm, workdir
+):
     farm.start_scheduler()
     before = [*reachable(), "setpriv", "--bounding-set=-sys_ptrace"]
-    worker = farm.add_worker("one", 2, "--trial-user", f"{NOBODY}:{NOBODY}", before=before)
+    user = ("--trial-user", f"{NOBODY}:{NOBODY}", "--workdir", workdir)
+    worker = farm.add_worker("one", 2, *user, before=before)
     farm.has_nodes("one")
     limits = "trial_limits=tune.TrialLimits(stall_s=4)"
     farm.submit(Search(name="stalls", trainable="train", code=_STALLS, failures=0, run=limits))

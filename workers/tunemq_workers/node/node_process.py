@@ -228,7 +228,7 @@ def _lock(folder: str, name: str) -> None:
 def _lock_cache(folder: str) -> None:
     """Lock the folder itself, in which trials may write; a folder that cannot be is named later."""
     with suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # others could hold the lock
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # stays open, as above

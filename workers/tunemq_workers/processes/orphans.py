@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from tunemq_shared.system.processes import children_of, signal_group
+from tunemq_shared.system.processes import children_of, signal_group, stat_of
 from tunemq_workers.processes import real_time
 from tunemq_workers.runtime.reactor import Reactor
 
@@ -30,6 +30,8 @@ from tunemq_workers.runtime.reactor import Reactor
 _PAUSES_S: Final = (0.002, 1.0)
 #: For how long one look searches for new orphans, and then reaps those that it has killed.
 _LOOK_S: Final = 0.05
+#: The position of the number of threads in /proc/<pid>/stat, from the state on.
+_THREADS: Final = 17
 #: Looks in a row that must find no orphan: the kernel's list may miss one while another process
 #: ends.
 _QUIET_LOOKS: Final = 3
@@ -64,7 +66,7 @@ class OrphanReaper:
 
     def _look(self) -> None:
         orphans = self._kill_all()
-        self._reap(orphans)
+        orphans -= self._reap(orphans)
         self._quiet_looks = 0 if orphans else self._quiet_looks + 1
         if self._quiet_looks >= _QUIET_LOOKS:
             gone, self._waiting = self._waiting, []
@@ -127,14 +129,28 @@ class OrphanReaper:
                 signal_group(group, signal.SIGKILL)
 
     @staticmethod
-    def _reap(orphans: Collection[int]) -> None:
-        """Reap those that have ended, as many as time permits."""
+    def _reap(orphans: Collection[int]) -> set[int]:
+        """Reap those that have ended, as many as time permits.
+
+        Returns:
+            Those that have ended and that only another process, which traces them, can reap. What
+            they left was given to the node when they ended.
+        """
+        traced = set[int]()
         deadline = time.monotonic() + _LOOK_S
         for pid in orphans:
             with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                if os.waitpid(pid, os.WNOHANG)[0] == 0 and _is_zombie(pid):
+                    traced.add(pid)
             if time.monotonic() > deadline:
-                return
+                break
+        return traced
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether all threads of a child have ended, although it is not reaped."""
+    stat = stat_of(pid)
+    return bool(stat) and stat[0] == b"Z" and int(stat[_THREADS]) == 1
 
 
 def _group_of(pid: int) -> int | None:

@@ -59,3 +59,24 @@ def test_children_reaped_by_another_thread_are_ignored(monkeypatch, vanishes):
     for _ in range(3):
         world.continues()
     assert world.is_done is (vanishes == "at first")
+
+
+#: Traces a process until its own input ends: only it can reap that process then.
+TRACER = """
+import ctypes, sys
+PTRACE_SEIZE = 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_orphan_that_another_process_traces_is_not_waited_for():
+    world = World()
+    orphan = subprocess.Popen(SLEEPS, stdin=subprocess.PIPE, start_new_session=True)
+    line = (sys.executable, "-c", TRACER, str(orphan.pid))
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
+        assert tracer.stdout.readline() == b"0\n"
+        eventually(world.continues)
+        tracer.communicate(b"")
+    orphan.communicate()
