@@ -179,13 +179,46 @@ make_users() {
 # What was said before holds until it is said otherwise.
 remember() {
     ours=$units/tunemq-worker.service.d
+    who=tunemq
     [ "$role" = worker ] || return 0
     [ -e $ours/gpu.conf ] && gpu=yes
     if [ -z "$trials_as" ]; then
         trials_as=tunemq-trials
         [ -e $ours/same-user.conf ] && trials_as=worker
     fi
+    [ "$trials_as" = worker ] || who=root
     return 0
+}
+
+# LOCK: the process id of the worker that holds it. Trials may have made it, so it is opened only if it is no link.
+holder_of() {
+    $prefix/bin/python -I -c '
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    pid = os.read(lock, 32).strip()
+    print(pid.decode() if pid.isdigit() else "unknown")
+' "$1" 2> /dev/null || true
+}
+
+# Switching the worker's user switches the owner of its folders, which a worker that runs still needs.
+# With systemd, that stops the worker and switches the owner.
+refuse_other_user() {
+    is_switched=''
+    if has_systemd || [ "$role" != worker ]; then return 0; fi
+    # Not the owner of each folder there: a --cache may be the trials' user's.
+    for made in "$cache" "$cache"/*/lock; do
+        [ ! -e "$made" ] || [ "$(stat -c %U "$made")" = $who ] || is_switched=yes
+    done
+    [ -n "$is_switched" ] || return 0
+    for lock in "$cache"/*/lock; do
+        holder=$(holder_of "$lock")
+        [ -z "$holder" ] ||
+            fail "process $holder, a worker of the user $(stat -c %U "$lock"), works in ${lock%/lock}, \
+which the user $who would get: stop it, as by \"kill $holder\", and run this again"
+    done
 }
 
 # Whether this lies in TuneMQ's checkout, and not in some folder that others put files into, too.
@@ -303,8 +336,6 @@ put_persons_files() {
 }
 
 put_configuration() {
-    who=tunemq
-    [ "$role" = worker ] && [ "$trials_as" != worker ] && who=root
     # The first one has the folder, uninstalled or not: others have keys of their own.
     [ "$role" = store ] || [ -e $etc/.role ] || echo "$role" > $etc/.role
     target=$etc
@@ -381,6 +412,9 @@ make_folders() {
         store) install -d -m 0700 -o tunemq -g tunemq $store ;;
         worker)
             install -d -m 0755 -o $who -g $who $cache
+            # Trials may have made links there, hard ones too: no file elsewhere changes its owner.
+            [ -z "$is_switched" ] ||
+                find -P "$cache" \( -type d -o -type f -links 1 \) ! -user $who -execdir chown -h $who:$who {} +
             # The home of the worker's user, who may also be the scheduler's.
             [ "$who" != tunemq ] || install -d -m 0750 -o tunemq -g tunemq $state
             ;;
@@ -514,6 +548,7 @@ install_role() {
     remember
     make_users
     fetch
+    refuse_other_user
     before=$(running)
     mine=$(printf '%s\n' "$before" | grep "^tunemq-${role}[.@]" || true)
     [ -n "$start" ] || [ -z "$is_new" ] || [ -z "$before" ] ||

@@ -16,18 +16,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tunemq_shared.executables import report_command
 
         return report_command.main(given[1:])
+    from tunemq_shared.system.standard_streams import fill_closed_streams, run_quietly
+
+    fill_closed_streams()
     if given[:1] == ["health"]:
         # Containers call this command every few seconds.
         from tunemq_shared.health import health_command
 
-        return health_command.main(given[1:])
+        return run_quietly(lambda: health_command.main(given[1:]))
     # Scheduler and workers do not import each other: each provides its own commands.
     from tunemq_scheduler.cli import main
     from tunemq_shared.system.inherited_signals import take_default_signals
-    from tunemq_shared.system.standard_streams import fill_closed_streams
     from tunemq_workers.node import worker_command as worker
 
-    fill_closed_streams()
     if arguments is None:  # else the caller's process has its own
         take_default_signals()
     return main.main(__version__, given, others=[worker.add_parser])

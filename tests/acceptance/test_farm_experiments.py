@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.keys import key_folder
 from tests.support.searches import chain
 from tests.support.waiting import eventually, need
 
 pytestmark = pytest.mark.faults
 
 _PASSWORD = "a-secret-that-nobody-has-seen"
+_KEY_FILES = ("ada", "scheduler", "worker")
 
 
 @pytest.fixture
@@ -119,6 +121,59 @@ def test_two_real_versions_of_numpy_are_in_use_at_once(farm, tmp_path):
         farm.wait_for(whose, "FINISHED")
         found = {line["numpy"] for lines in farm.recorded(whose).values() for line in lines}
         assert found == {version}
+
+
+_LISTS = """
+import tunemq as tune
+import model
+
+
+def train(config):
+    from pathlib import Path
+
+    folder = Path(model.__file__).parent
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    tune.report({"files": " ".join(sorted(str(path.relative_to(folder)) for path in files))})
+
+
+tuner = tune.Tuner(train, param_space={"n": tune.grid_search([0])})
+"""
+
+
+def test_secrets_beside_a_script_are_not_sent_with_it(farm, tmp_path):
+    """Neither those of any farm nor those of the process that submits, told once."""
+    (farm.folder / "laptop" / ".git").mkdir()
+    (farm.folder / "laptop" / ".gitignore").write_text("notes.md\n")
+    folder = farm.folder / "laptop" / "project"
+    key_folder(folder / "keys", "ada")
+    (folder / "search.py").write_text(_LISTS)
+    cell = {"source": [f'PASSWORD = "{_PASSWORD}"\n']}
+    for name, text in {
+        "model.py": "",
+        "model.yaml": "layers: 3\n",
+        ".env": "COLOUR=blue\n",
+        "farm.yaml": "env:\n  AWS_SECRET_ACCESS_KEY: hunter2\n",
+        "try.ipynb": json.dumps({"cells": [cell]}),
+        "notes.md": "the password of the lab",
+    }.items():
+        (folder / name).write_text(text)
+
+    submit = ("submit", str(folder / "search.py"), "--detach", "--name")
+    done = farm.run(*submit, "first")
+    assert done.returncode == 0, done
+    (told,) = [line for line in done.stderr.splitlines() if "secrets" in line]
+    for name in (".env", "farm.yaml", "try.ipynb", *(f"keys/{one}.toml" for one in _KEY_FILES)):
+        assert f"'{name}' (it " in told
+    assert _PASSWORD not in told
+    (folder / ".tunemqignore").write_text("!.env\nfarm.yaml\nkeys/\n*.ipynb\n")
+    done = farm.run(*submit, "second")
+    assert done.returncode == 0, done
+    assert "secrets" not in done.stderr
+
+    for name, more in (("first", []), ("second", [".env", ".tunemqignore"])):
+        farm.wait_for(name, "FINISHED")
+        ((line,),) = farm.recorded(name).values()
+        assert line["files"].split() == [*more, "model.py", "model.yaml", "search.py"]
 
 
 def _install(packages: Path, what: str) -> None:

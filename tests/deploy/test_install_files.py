@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 _TOOLS: Final = ("unshare", "nsenter", "chroot", "useradd", "setpriv", "getent")
+_ENVIRON: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _INFO: Final = "tunemq-1.0.dist-info"
 _FILES: Final = {
     "tunemq.py": "import os, sys\ndef main():\n    print(*sys.argv[1:], os.getuid())\n"
@@ -79,27 +80,20 @@ class View:
         eventually(lambda: Path(f"{self._root}/root/tmp/ready").exists(), within=60)
         self.sh("rm -rf /var/cache/tunemq")  # of a worker that root ran here
 
+    def command(self, script: str) -> list[str]:
+        """Return the command that runs lines of shell in the overlay."""
+        inside = ["nsenter", "-t", str(self._process.pid), "-m", "-n", "chroot"]
+        return [*inside, f"{self._root}/root", "sh", "-euc", script]
+
     def sh(self, script: str, code: int = 0) -> str:
         """Run lines of shell in the overlay; return their output."""
-        pid = str(self._process.pid)
         ended = subprocess.run(
-            [
-                "nsenter",
-                "-t",
-                pid,
-                "-m",
-                "-n",
-                "chroot",
-                f"{self._root}/root",
-                "sh",
-                "-euc",
-                script,
-            ],
+            self.command(script),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+            env=_ENVIRON,
         )
         assert ended.returncode == code, ended.stdout
         return ended.stdout
@@ -232,13 +226,56 @@ def test_printed_commands_of_a_head_run_as_its_user_with_options_and_folders(vie
     ]
 
 
+#: The files of a worker of the user tunemq, with links that its trials may have made.
+_WORKDIR: Final = """
+touch /var/cache/precious
+cd /var/cache/tunemq
+setpriv --reuid tunemq --regid tunemq --clear-groups sh -euc '
+    mkdir -m 0700 -p worker/logs worker/cache/deep
+    touch worker/logs/node.log worker/cache/deep/file
+    ln -s /var/cache/precious worker/logs/link
+    ln -s /var/cache worker/cache/link
+'
+ln /var/cache/precious worker/logs/hard
+"""
+#: Such a worker, as far as it locks its folder.
+_WORKER: Final = """
+exec setpriv --reuid tunemq --regid tunemq --clear-groups /opt/tunemq/bin/python -c '
+import fcntl, os, time
+lock = open("/var/cache/tunemq/worker/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(os.getpid(), file=lock, flush=True)
+time.sleep(3600)
+'
+"""
+
+
+@pytest.mark.timeout(1200)  # it installs five times
 def test_printed_command_of_a_same_user_worker_finds_its_folders(view: View):
     view.install("worker --wheels wheels --config config --same-user")
     folders = view.sh("stat -c '%U %a %n' /var/cache/tunemq /var/lib/tunemq")
     assert folders.splitlines() == ["tunemq 755 /var/cache/tunemq", "tunemq 750 /var/lib/tunemq"]
-    said = view.install("worker --wheels wheels --separate-user")
-    assert "--trial-user tunemq-trials" in said
-    assert view.sh("stat -c '%U' /var/cache/tunemq").strip() == "root"
+    separate = "cd /tmp/given && sh install.sh worker --wheels wheels --separate-user"
+    view.sh(_WORKDIR)
+    worker = subprocess.Popen(view.command(_WORKER), env=_ENVIRON)
+    try:
+        lock = "cat /var/cache/tunemq/worker/lock || true"
+        eventually(lambda: f"{worker.pid}\n" == view.sh(lock), within=60)
+        said = view.sh(separate, 1)
+        assert f"process {worker.pid}, a worker of the user tunemq, works in" in said
+        assert f'stop it, as by "kill {worker.pid}", and run this again' in said
+        owners = view.sh("stat -c %U /var/cache/tunemq /etc/tunemq/keys.toml").split()
+        assert owners == ["tunemq", "tunemq"]
+        view.install("worker --wheels wheels")  # the user stays
+    finally:
+        worker.kill()
+        worker.wait()
+    assert "--trial-user tunemq-trials" in view.sh(separate)
+    foreign = "cd /var/cache/tunemq && find . ! -user {} | sort"
+    assert view.sh(foreign.format("root")).split() == ["./worker/cache/link", "./worker/logs/link"]
+    view.install("worker --wheels wheels --same-user")
+    assert view.sh(foreign.format("tunemq")).split() == ["./worker/logs/hard"]
+    assert view.sh("stat -c %U /var/cache /var/cache/precious").split() == ["root", "root"]
 
 
 def test_existing_users_and_commands_are_left(view: View):

@@ -155,6 +155,69 @@ def test_f24_sigterm_to_a_forkserver_ends_no_trial(farm):
     assert len(done) == len(set(done))  # none twice, so there was one attempt
 
 
+def stop_worker(farm: FarmService, name: str) -> None:
+    """Send SIGTERM to a worker; return when the scheduler knows."""
+    farm.workers[name].send_signal(signal.SIGTERM)
+
+    def is_known() -> bool:
+        row = farm.nodes().get(name)
+        return row is not None and row.state == "draining"
+
+    eventually(is_known, within=60, message=lambda: f"{farm.nodes()}{farm}")
+
+
+def test_f24_workers_stopped_within_one_step_of_a_trial_do_not_make_it_poison(tmp_path: Path):
+    with farm_service(tmp_path) as farm:
+        one = farm.add_worker("one", 2, "--grace", "0.2")
+        submit(farm, trials=1, steps=40, save_every=5)
+        for life in range(1, 5):
+            farm.wait_for_gate("search", 21, life)
+            one.send_signal(signal.SIGTERM)
+            assert one.wait(60) == 0, farm
+            one = farm.add_worker("one", 2, "--grace", "0.2")
+        farm.open_gate("search", 40)
+        farm.wait_for("search", "FINISHED")
+        farm.check_results("search")
+
+
+def test_f24_free_slot_of_a_worker_that_is_being_stopped_gets_no_trial(tmp_path: Path):
+    with farm_service(tmp_path) as farm:
+        one = farm.add_worker("one", 2, "--grace", "600")
+        submit(farm, trials=1, steps=40, save_every=5)
+        farm.wait_for_gate("search", 21, 1)
+        stop_worker(farm, "one")  # it waits for the trial, which waits within a step
+        farm.submit(Search(name="second", trials=2, steps=3))
+        farm.add_worker("two")
+        farm.wait_for("second", "FINISHED")
+        assert one.poll() is None
+        # One that was placed on the node that ends would have been placed a second time.
+        assert len(farm.events("second", m.TrialChosen)) == 2
+        farm.check_steps("second")
+        farm.open_gate("search", 40)
+        assert one.wait(60) == 0, farm
+        farm.wait_for("search", "FINISHED")
+        farm.check_results("search")
+
+
+def test_f24_workers_stopped_one_after_another_get_no_trial(tmp_path: Path):
+    with farm_service(tmp_path) as farm:
+        workers = [farm.add_worker(name, 2, "--grace", "600") for name in ("one", "two")]
+        farm.has_nodes("one", "two")
+        submit(farm, trials=3, steps=40, save_every=1)
+        farm.wait_for_gate("search", 21, 3)
+        for name in ("one", "two"):
+            stop_worker(farm, name)
+        farm.open_gate("search", 40)
+        for worker in workers:
+            assert worker.wait(60) == 0, farm
+        assert len(farm.events("search", m.TrialChosen)) == 3
+        farm.add_worker("three", 3)
+        farm.wait_for("search", "FINISHED")
+        farm.check_results("search")
+        farm.check_steps("search")
+        assert len(farm.events("search", m.TrialChosen)) == 6
+
+
 @pytest.mark.soak
 def test_f24_restarted_worker_is_a_new_node_at_once(farm):
     submit(farm, trials=2, steps=60, save_every=5, step_s=0.05)

@@ -221,6 +221,38 @@ def test_node_kills_trial_whose_forkserver_is_stopped_within_a_bound(node, sched
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
 
 
+PRELOADED = """
+import ctypes, os, pathlib, platform, subprocess
+CLONE_PARENT = 0x8000
+CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+child = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+pid = ctypes.CDLL(None).syscall(CLONE, CLONE_PARENT | 17, 0, 0, 0, 0)
+if pid == 0:
+    os.setsid()
+    os.closerange(0, 256)
+    os.execv("/bin/sleep", ["sleep", "600"])
+pathlib.Path(__file__).with_suffix(".pids").write_text(f"{child} {pid}")
+"""
+
+
+@pytest.mark.parametrize("ends", ["forkserver", "node"])
+def test_processes_of_a_preloaded_module_end_with_their_forkserver(node, scheduler, tmp_path, ends):
+    (tmp_path / "starts_processes.py").write_text(PRELOADED)
+    environment = Environment(sys.executable, ("starts_processes",), {}, (str(tmp_path),))
+    start = scheduler.start(three_results, environment=environment)
+    scheduler.assign(node.instance_id, order("t1", start))
+    eventually(lambda: scheduler.said(SlotFreed), message=node.log)
+    pids = [int(pid) for pid in (tmp_path / "starts_processes.pids").read_text().split()]
+    assert all(map(is_alive, pids))
+
+    if ends == "node":
+        node.process.terminate()
+    else:
+        scheduler.assign(node.instance_id, order("t2", scheduler.start(three_results)))
+
+    eventually(lambda: not any(map(is_alive, pids)), message=node.log)
+
+
 def test_forkserver_that_no_longer_answers_is_killed_with_its_trials(serve, tmp_path):
     (tmp_path / "hangs_later.py").write_text(HANGS_LATER)
     server = serve(preload=["hangs_later"], sys_path=[str(tmp_path)])

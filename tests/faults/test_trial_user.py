@@ -134,7 +134,8 @@ def test_trials_of_another_user_save_and_restore_without_files_only_root_may_rea
         for found in objects.list_objects(bucket, recursive=True)
     }
     artifacts = [data for name, data in stored.items() if name.endswith("/artifact")]
-    assert artifacts == [str(NOBODY).encode()] * 4  # of two attempts each
+    assert set(artifacts) == {str(NOBODY).encode()}
+    assert len(artifacts) >= 4  # of two attempts each, and more if the node was silent for long
 
     def printed() -> list[str]:
         """Return the output so far; output arrives after all other events."""

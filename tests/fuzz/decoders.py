@@ -23,6 +23,7 @@ EXCUSED: Final = {
     "tunemq_scheduler.security.forged_signatures:_archive": "it writes",
     # Loading runs the loaded code: see tests/security/test_s01_nothing_runs_data.py.
     "tunemq_shared.base.unpickling:unpickle": "is for an experiment's own code",
+    "tunemq_shared.base.unpickling:_ScriptUnpickler": "likewise",
     "tunemq_scheduler.api.pickled_tuner:load_tuner_parts": "likewise",
     # Input from a process's own child or from a library that has already parsed it.
     "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",

@@ -248,6 +248,12 @@ def test_resume_of_a_stopped_search_says_that_ended_trials_stay_ended(queued, tu
     assert said == "exp is queued again; trials that the stop ended stay ended\n"
 
 
+def test_retry_of_a_stopped_search_says_that_ended_trials_stay_ended(queued, tunemq):
+    tunemq("stop", "exp")
+    said = tunemq("retry", "exp")
+    assert said == "exp is queued again; trials that the stop ended stay ended\n"
+
+
 def test_rm_removes_files_only_when_confirmed(queued, tunemq, monkeypatch):
     tunemq("stop", "exp")
     monkeypatch.setattr("builtins.input", lambda: "n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,28 @@ def test_detached_search_is_queued_and_its_handle_reports_on_it(api, server):
 def test_a_search_without_a_name_gets_that_of_its_trainable(api, server):
     handle = tuner(None).fit(address=server.url, detached=True)
     assert handle.name.startswith("search_20")
+
+
+def test_secrets_in_the_folder_of_a_tuner_are_left_out_with_a_warning(
+    api, server, tmp_path, monkeypatch
+):
+    """Also those that only the arguments and the store's address name."""
+    credentials = "[lab]\naws_access_key_id = a\naws_secret_access_key = secret-of-the-lab\n"
+    (tmp_path / "credentials").write_text(credentials)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "model.py").touch()
+    (folder / ".env").touch()
+    (folder / "lab.yaml").write_text("key: secret-of-the-lab\n")
+    with FarmClient(server.url) as client:
+        assert b"secret-of-the-lab" in client.secrets("s3://tune/farm?profile=lab")
+
+    with pytest.warns(UserWarning, match=r"'\.env' \(it has the name of a file of secrets\)\. To"):
+        tuner().fit(address=server.url, detached=True, folder=folder)
+
+    data = blob(api, api.queue.get("exp").code.bundle)
+    assert zipfile.ZipFile(io.BytesIO(data)).namelist() == ["lab.yaml", "model.py"]
 
 
 def test_an_attached_search_shows_its_progress_and_returns_its_results(

@@ -54,6 +54,7 @@ class HidingFarm(FarmService):
         executed = self.folder / "executed"
         _give(executed, executed / search.name)
         log = self.folder / "laptop" / "submit.log"
+        self.await_scheduler()
         asking = self.laptop.start(self.command(*line), self.environ("laptop"), log)
         assert asking.wait(60) == 0, log.read_text()
 

@@ -222,7 +222,10 @@ def test_commands_without_a_journal_say_so(tunemq: Run, tmp_path: Path) -> None:
             f"tunemq: there is no journal at {tmp_path}: give the folder of a search, or "
             "the folder journal in it.\n"
         )
-    assert "'x' is not a number of lines" in tunemq("show", tmp_path, "--tail", "x", code=2).stderr
+    assert (
+        "'x' is invalid: use a whole number from 0"
+        in tunemq("show", tmp_path, "--tail", "x", code=2).stderr
+    )
 
 
 def test_help_explains_the_exit_codes(tunemq: Run) -> None:

@@ -280,7 +280,8 @@ def test_folder_that_cannot_be_emptied_is_refused_with_its_path(tmp_path):
 def test_folder_rights_that_a_trial_took_are_restored_within_a_second(tmp_path: Path) -> None:
     clock, disk, folder = Clock(), FakeDisk(), tmp_path / "blobs"
     folder.mkdir(0o750)
-    keep_rights(clock, disk, [str(tmp_path / "gone"), str(folder)])
+    (tmp_path / "link").symlink_to("gone")  # a trial has replaced the cache
+    keep_rights(clock, disk, [str(tmp_path / one) for one in ("gone", "link", "blobs")])
     disk.settle()
     folder.chmod(0o050)
     clock.advance(1.0)

@@ -112,6 +112,7 @@ def test_s02_node_without_a_farm_key_is_rejected_notified_and_listed(keyed, tmp_
 
 
 def test_tuner_fit_on_a_farm_with_keys_signs_with_the_file_of_the_variable(keyed, monkeypatch):
+    keyed.farm.await_scheduler()
     tuner = tune.Tuner(one_result, run_config=tune.RunConfig(name="mine"))
     handle = tuner.fit(address=keyed.farm.url, detached=True)
     assert keyed.farm.rows()[handle.name].owner == "ann"

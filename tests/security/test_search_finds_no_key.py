@@ -94,6 +94,7 @@ def test_search_finds_no_key_of_its_farm_in_its_process_or_its_supervisor(
         script = farm.write(Search(name="looks", code=LOOKS.format(about=about, user=NOBODY)))
         command = farm.command("submit", str(script), "--name", "looks", "--detach")
         log = open_folder / "laptop" / "log"
+        farm.await_scheduler()
         asking = laptop.start(command, farm.environ("laptop"), log)
         assert asking.wait(60) == 0, log.read_text()
         eventually(lambda: told.exists() and told.read_text(), within=60, message=lambda: str(farm))

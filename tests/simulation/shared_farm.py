@@ -304,6 +304,14 @@ class SharedFarm:
         self._turn(experiment)
         return experiment
 
+    def remove(self, name: str) -> None:
+        """An experiment ends at once: it was removed, or its trials have ended with it."""
+        experiment = self.experiments.pop(name)
+        experiment.is_over = True
+        experiment.running.clear()
+        self._last_usage.pop(name, None)
+        self.allocator.experiment_gone(name)
+
     # --- observations -----------------------------------------------------------------------------
 
     def gpus(self) -> float:
@@ -336,12 +344,18 @@ class SharedFarm:
     # --- messages ---------------------------------------------------------------------------------
 
     def _send(self, kind: str, name: str, what: Callable[[], None]) -> None:
-        """In order, and after a while."""
+        """In order, and after a while, unless the experiment has ended by then."""
+        experiment = self.experiments.get(name)
         when = self.now + self.random.choice((0.01, 0.1, 0.1, 2.0))
         when = max(when, self._arrivals.get((kind, name), 0.0))
         self._arrivals[kind, name] = when
         generation = self._generation
-        self.at(when, lambda: what() if generation == self._generation else None)
+
+        def arrive() -> None:
+            if generation == self._generation and self.experiments.get(name) is experiment:
+                what()
+
+        self.at(when, arrive)
 
     def _offer(self, name: str, offer: NodeOffered) -> None:
         if name in self.experiments:

@@ -19,6 +19,7 @@ from tests.integration.farm_support import RedisServer
 from tests.support.proxies.tcp_proxy import TcpProxy
 from tests.support.searches import chain
 from tests.support.stores.object_servers import MinioServer
+from tests.support.waiting import eventually
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 
@@ -274,6 +275,9 @@ class SoakFarm:
         self.parts = self._parts()
         for program in (*self.workers, self.scheduler):
             program.start()
+        eventually(
+            lambda: "Serving the farm on" in self.scheduler.log.read_text(), message=self.story
+        )
         submit = [*tunemq, "submit", "--redis", self.to_scheduler.url, "--name", NAME, "--detach"]
         subprocess.run([*submit, str(self.script)], env=environ, check=True, timeout=120)
         self.is_searching = True

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import eventually
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol.messages import (
@@ -108,15 +109,18 @@ class DrivenProcess:
 
     def until(self, condition: Callable[[], object], what: str, within: float = 60.0) -> None:
         """Serve both sockets until the condition holds."""
-        deadline = time.monotonic() + within
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(
-                    f"no {what} within {within:g} s; it said {self.events}, {self.output()}"
-                )
-            select.select([self.server.client, self._line], [], [], 0.02)
-            self.server.listen()
-            self.listen()
+
+        def is_met() -> object:
+            if not condition():
+                select.select([self.server.client, self._line], [], [], 0.02)
+                self.server.listen()
+                self.listen()
+            return condition()
+
+        def said() -> str:
+            return f"no {what}; it said {self.events}, {self.output()}"
+
+        eventually(is_met, within=within, message=said)
 
     def exited(self, within: float = 60.0) -> ProcessExited:
         """Wait for its end; return how it ended."""

@@ -32,6 +32,7 @@ from tunemq_shared.base.errors import (
     TransportError,
 )
 from tunemq_shared.broker import redis_keys
+from tunemq_shared.code.farm_secrets import own_secrets
 from tunemq_shared.protocol.farm_requests import (
     MAX_REQUEST_BYTES,
     REQUESTS_VERSION,
@@ -126,6 +127,11 @@ class FarmClient:
             TuneError: see `ask`.
         """
         return self.ask(DescribeFarm(), FarmDescription)
+
+    def secrets(self, store: str) -> frozenset[bytes]:
+        """Return the passwords and keys that this process uses, with this store of the farm."""
+        password = self._connection.address.password
+        return own_secrets(os.environ, password=password, keys=self._keys.path, store=store)
 
     def ask(self, request: FarmRequest, answer: type[_A]) -> _A:
         """Send a request and wait for the answer.

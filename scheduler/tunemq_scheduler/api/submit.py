@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -15,16 +16,17 @@ from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.script_files import code_place, script_name
 from tunemq_scheduler.storage.folders import experiment_name, safe_name
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.code.blob_store import TIMEOUT_S, BlobStore, open_blobs
+from tunemq_shared.base.safe_text import repr_of
+from tunemq_shared.code.blob_store import TIMEOUT_S, open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol.farm_requests import (
+    MAX_PRIORITY,
     ExperimentEnvironment,
     PickledCode,
     ScriptCode,
     SubmitExperiment,
     SubmittedCode,
 )
-from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.standard_streams import tell
 
 #: Folders of installed packages, which are not the user's code.
@@ -48,6 +50,11 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
         safe = safe_name(self.name, "experiment")
         if self.name and safe != self.name:
             raise ConfigError(f"the name {self.name!r} is invalid for an experiment; use {safe!r}.")
+        if type(self.priority) is not int or abs(self.priority) > MAX_PRIORITY:
+            raise ConfigError(
+                f"priority={repr_of(self.priority)} is invalid: use a whole number from "
+                f"{-MAX_PRIORITY} to {MAX_PRIORITY}."
+            )
 
 
 def submit_script(
@@ -65,10 +72,10 @@ def submit_script(
     """
     script = script_name(given)
     place = code_place(script.path, submit_options.folder)
-    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
-        code = ScriptCode(
-            bundle=bundle(place.source, blobs), script=place.script, tuner=script.tuner
-        )
+    store = client.farm().store
+    with open_blobs(store, _tell_troubles()) as blobs:
+        sent = bundle(place.source, blobs, own=client.secrets(store), tell=_tell)
+        code = ScriptCode(bundle=sent, script=place.script, tuner=script.tuner)
     return _submit(client, code, submit_options, script.path.stem)
 
 
@@ -89,9 +96,21 @@ def submit_pickled(
         StoreError: the farm's store cannot be reached from here.
         TuneError: see `FarmClient.ask`.
     """
-    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
-        code = PickledCode(tuner=blobs.put(pickled), bundle=_modules(submit_options.folder, blobs))
+    folder, store = _modules_folder(submit_options.folder), client.farm().store
+    with open_blobs(store, _tell_troubles()) as blobs:
+        sent = None
+        if folder is not None:
+            sent = bundle(folder, blobs, own=client.secrets(store), tell=_warn)
+        code = PickledCode(tuner=blobs.put(pickled), bundle=sent)
     return _submit(client, code, submit_options, fallback)
+
+
+def _tell(text: str) -> None:
+    tell(f"tunemq: {text}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def _tell_troubles() -> Callable[[str], None]:
@@ -101,16 +120,17 @@ def _tell_troubles() -> Callable[[str], None]:
     def on_trouble(trouble: str) -> None:
         if trouble not in told:
             told.add(trouble)
-            tell(f"tunemq: {trouble} Retrying for up to {TIMEOUT_S:g} s.")
+            _tell(f"{trouble} Retrying for up to {TIMEOUT_S:g} s.")
 
     return on_trouble
 
 
-def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
+def _modules_folder(folder: str | None) -> Path | None:
+    """Return the folder of the modules that a Tuner of this process may import."""
     if folder is not None:
         if not Path(folder).is_dir():
             raise ConfigError(f"fit(folder={folder!r}): the folder does not exist.")
-        return bundle(folder, blobs)
+        return Path(folder)
     main = sys.modules.get("__main__")
     running = getattr(main, "__file__", None)
     if running is None or not running.endswith(".py"):
@@ -120,9 +140,9 @@ def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
         return None
     module = getattr(getattr(main, "__spec__", None), "name", "")
     if "." in module:  # python -m package.module: bundle the folder that contains the package
-        return bundle(path.parents[module.count(".")], blobs)
-    place = code_place(path)
-    return bundle(place.source, blobs) if place.source.is_dir() else None
+        return path.parents[module.count(".")]
+    source = code_place(path).source
+    return source if source.is_dir() else None
 
 
 def _submit(

@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from tunemq_scheduler.core.commands import StartTrial
+from tunemq_shared.code.config_packing import repack_config
 from tunemq_shared.protocol.messages import BlobRef, Environment, TrialSpec
 from tunemq_shared.protocol.result_conditions import TRAINING_ITERATION, Condition
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
@@ -25,6 +26,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see `TrialSpec`.
         is_apart: whether nodes do not access its folder, and run trials in folders of the node.
         is_shared: whether several machines run trials in its folder.
+        is_resumed: whether an earlier run may have packed configurations.
         trainable_name: the first part of every trial's name.
     """
 
@@ -53,6 +55,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_apart: bool = False
     is_shared: bool = False
     log_patterns: tuple[str, ...] = ()
+    is_resumed: bool = False
 
     @property
     def store_address(self) -> str:
@@ -85,7 +88,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             trial_number=order.number,
             folder=self._folder_on_node(order),
             code=self.code,
-            config=order.config,
+            config=repack_config(order.config) if self.is_resumed else order.config,
             resources=order.resources,
             environment=self.environment,
             store=self.store_address,

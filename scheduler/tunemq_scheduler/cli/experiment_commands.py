@@ -15,9 +15,11 @@ from tunemq_scheduler.cli.shared_arguments import (
     add_experiment,
     named,
     tell,
+    whole_number,
     write_json,
 )
 from tunemq_scheduler.output.terminal.harmless import write_output
+from tunemq_shared.base.depth_and_integer_limits import MOST_IN_MESSAGES
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.protocol import farm_requests as r
 
@@ -37,7 +39,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_experiment(show)
     show.add_argument(
         "--trials",
-        type=_amount,
+        type=whole_number(0, MOST_IN_MESSAGES),
         default=30,
         metavar="N",
         help="the largest number of trials to show; default: 30",
@@ -53,7 +55,10 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_experiment(logs, trial=_TRIAL)
     logs.add_argument("-f", "--follow", action="store_true", help="follow the output until it ends")
     logs.add_argument(
-        "--tail", type=_amount, metavar="BYTES", help="only the whole lines in its last BYTES bytes"
+        "--tail",
+        type=whole_number(0, MOST_IN_MESSAGES),
+        metavar="BYTES",
+        help="only the whole lines in its last BYTES bytes",
     )
 
     stop = add_command(groups, "stop", stop_it, "stop an experiment, or one of its trials")
@@ -68,7 +73,13 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             " begun",
         )
     )
-    retry = add_command(groups, "retry", retry_it, "run failed trials (ERROR) again")
+    retry = add_command(
+        groups,
+        "retry",
+        retry_it,
+        "run failed trials (ERROR) again",
+        more="Trials that a stop ended stay ended.",
+    )
     add_experiment(retry, trial=f"{_TRIAL}; default: all failed trials")
     rm = add_command(groups, "rm", remove, "remove an ended experiment from the list")
     add_experiment(rm)
@@ -211,10 +222,3 @@ def _page_for_programs(page: a.LogPage, name: str, trial: str) -> dict[str, obje
         "state": page.state,
         "reason": page.reason,
     }
-
-
-def _amount(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number

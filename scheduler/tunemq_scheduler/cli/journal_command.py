@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tunemq_scheduler.cli.shared_arguments import whole_number
 from tunemq_scheduler.experiment.bring_experiment import check_newest_here
 from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
@@ -33,6 +34,7 @@ from tunemq_scheduler.journal.journal_headers import SegmentHeader, decode_heade
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
+from tunemq_shared.base.depth_and_integer_limits import MOST_IN_MESSAGES
 from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, open_objects
@@ -106,7 +108,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         parser.add_argument("path", help=f"{where}, or the address of its store")
     fix.add_argument("path", help=where)
     show.add_argument("--trial", metavar="ID", help="only events of this trial")
-    show.add_argument("--tail", metavar="N", type=_count, help="only the last N lines")
+    show.add_argument(
+        "--tail", metavar="N", type=whole_number(0, MOST_IN_MESSAGES), help="only the last N lines"
+    )
     show.add_argument("--json", action="store_true", help="print a JSON object for each line")
     fix.add_argument("--json", action="store_true", help="print a JSON object with the losses")
 
@@ -122,12 +126,8 @@ def show_entries(options: argparse.Namespace) -> int:
         lines = _lines(path, options.trial, as_json=options.json)
         if options.tail is not None:
             lines = iter(deque(lines, maxlen=options.tail))
-        try:
-            for line in lines:
-                sys.stdout.write(f"{harmless(line)}\n")
-            sys.stdout.flush()
-        except BrokenPipeError:  # for instance, ``| head`` has ended
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  written at exit
+        for line in lines:
+            sys.stdout.write(f"{harmless(line)}\n")
     return 0
 
 
@@ -392,9 +392,3 @@ def _local(given: str) -> Path:
         f"there is no journal at {path}: give the folder of a search, or the folder {FILE_NAME} "
         "in it."
     )
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return int(text)

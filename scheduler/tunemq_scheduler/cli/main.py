@@ -21,6 +21,7 @@ from tunemq_scheduler.cli import (
 from tunemq_scheduler.cli import scheduler_command as scheduler
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.system.standard_streams import run_quietly
 
 #: The command line is invalid (EX_USAGE); 1 means a negative result instead.
 EXIT_USAGE = 64
@@ -50,6 +51,10 @@ def main(
         arguments: By default those of this process.
         others: Add the commands of the workers' package, which the scheduler's does not import.
     """
+    return run_quietly(lambda: _run(version, arguments, others))
+
+
+def _run(version: str, arguments: Sequence[str] | None, others: Sequence[AddParser]) -> int:
     parser: argparse.ArgumentParser = _Parser(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tunemq_shared.base.errors import (
     TuneError,
     UserError,
 )
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
 from tunemq_shared.signing.key_files import KEYS_VARIABLE
@@ -40,6 +42,9 @@ EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 refused or failed; 2 and 64 invalid arguments; 69 Redis does not "
     "answer or accepts no writes; 75 no scheduler runs there."
 )
+
+#: The most characters of an invalid argument that its error shows.
+_SHOWN: Final = 40
 
 FarmAction = Callable[["FarmClient", argparse.Namespace], int]
 
@@ -105,9 +110,20 @@ def run(act: FarmAction, options: argparse.Namespace) -> int:
         if isinstance(problem, RedisUnavailable):
             return EXIT_UNAVAILABLE
         return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REJECTED
-    except BrokenPipeError:  # for instance, `| head` has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number within these bounds."""
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if least <= (number := int(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text, _SHOWN)!r} is invalid: use a whole number from {least} to {most}"
+        )
+
+    return read
 
 
 def write_json(answer: object) -> None:

@@ -13,10 +13,20 @@ from tunemq_scheduler.api.farm_answer_types import (
     ExperimentSubmitted,
     LogPage,
 )
-from tunemq_scheduler.cli.shared_arguments import EXIT_REJECTED, add_command, tell, write_json
+from tunemq_scheduler.cli.shared_arguments import (
+    EXIT_REJECTED,
+    add_command,
+    tell,
+    whole_number,
+    write_json,
+)
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.known_variables import unknown_variables
-from tunemq_shared.protocol.farm_requests import ExperimentEnvironment, ShowExperiment
+from tunemq_shared.protocol.farm_requests import (
+    MAX_PRIORITY,
+    ExperimentEnvironment,
+    ShowExperiment,
+)
 
 if TYPE_CHECKING:
     from tunemq_scheduler.api.farm_client import FarmClient
@@ -55,10 +65,10 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument(
         "--priority",
-        type=int,
+        type=whole_number(-MAX_PRIORITY, MAX_PRIORITY),
         default=0,
         metavar="N",
-        help="higher priorities run first; default: 0",
+        help=f"higher priorities run first, from -{MAX_PRIORITY} to {MAX_PRIORITY}; default: 0",
     )
     parser.add_argument(
         "--folder",

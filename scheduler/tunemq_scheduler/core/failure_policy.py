@@ -6,7 +6,8 @@ Each class of failures belongs to one of five budgets:
 * `IN_A_ROW`: limited per class, and reset by each new result. The environment causes such failures,
   and a trial that makes progress in between is not the culprit;
 * `NODES`: losses of the node or of its forkserver; `max_node_losses` limits how many occur in a row
-  while no other trial was there (`failure_events`); more make the trial *poison*;
+  while no other trial was there (`failure_events`); more make the trial *poison*. A node that was
+  told to end is not lost because of its trial, `EXCUSED_TRIES` times in a row;
 * `NEVER`: a retry would fail in the same way;
 * `UNCOUNTED`: the fault is the node's alone, and the trial is retried without limit.
 
@@ -36,6 +37,10 @@ IN_A_ROW: Final = "in a row"
 NODES: Final = "nodes"
 NEVER: Final = "never"
 UNCOUNTED: Final = "uncounted"
+
+#: How often in a row a trial may lose nodes that were told to end before such losses count, too: a
+#: trial may send SIGTERM to its own node, or forge the node's message.
+EXCUSED_TRIES: Final = 10
 
 
 class FailureClass(msgspec.Struct, frozen=True):

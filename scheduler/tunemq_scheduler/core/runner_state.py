@@ -210,7 +210,7 @@ class RunnerState:
         """Whether a node runs nothing, can hold this trial, and will get no other beside it."""
         if node in self.aside or self.alone.get(node) or self.slots.on_node(node):
             return False
-        if self.nodes[node].node in trial.excluded:
+        if self.nodes[node].is_ending or self.nodes[node].node in trial.excluded:
             return False
         return self.placement.is_whole(node) and self.placement.can_hold(node, trial.resources)
 
@@ -289,7 +289,9 @@ class RunnerState:
     def _serves(self, node: str, waiting: list[Trial]) -> bool:
         """Whether a node, once empty, would fit one of these trials."""
         joined = self.nodes.get(node)
-        if joined is None or joined.is_shared or node in self.aside or self.alone.get(node):
+        if joined is None or joined.is_shared or joined.is_ending:
+            return False
+        if node in self.aside or self.alone.get(node):
             return False
         return any(
             joined.node not in trial.excluded and holds_when_empty(joined, trial.resources)
@@ -308,7 +310,8 @@ class RunnerState:
         self._close_nodes()
 
     def _close_nodes(self) -> None:
-        self.placement.set_aside((*self.aside, *self.alone))
+        ending = (one for one, joined in self.nodes.items() if joined.is_ending)
+        self.placement.set_aside((*self.aside, *self.alone, *ending))
 
     def leave_behind(self, node: str) -> None:
         """Record for each trial that a node, now away, ran it or holds its checkpoints."""

@@ -325,6 +325,7 @@ class Experiment:
             uploads_waiting=sync.uploads_waiting,
             limits=prepared.run.trial_limits.for_trials(),
             log_patterns=tuple(one.pattern for one in prepared.run.failure_config.log_policies),
+            is_resumed=self.is_resumed,
         )
         return self._outlined
 

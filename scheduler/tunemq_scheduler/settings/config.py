@@ -9,14 +9,16 @@ import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from tunemq_scheduler.core.runner_settings import ALONE
 from tunemq_scheduler.output.syncing.sync_config import SyncConfig
 from tunemq_scheduler.settings.printed_line_policy import LogPolicy, check_policies
-from tunemq_scheduler.settings.trial_limit_settings import TrialLimits
+from tunemq_scheduler.settings.trial_limit_settings import TrialLimits, is_int
 from tunemq_shared.base.byte_sizes import parse_bytes
+from tunemq_shared.base.depth_and_integer_limits import MOST_IN_MESSAGES
 from tunemq_shared.base.errors import CheckpointError, ConfigError
+from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.objects.store_address import is_remote
 
@@ -90,17 +92,17 @@ class TuneConfig:
             raise _bad(
                 "TuneConfig", "metric", None, f"name the metric to optimise by mode={self.mode!r}"
             )
-        if not _is_int(self.num_samples) or (self.num_samples < 1 and self.num_samples != -1):
+        if not _is_count(self.num_samples) or (self.num_samples < 1 and self.num_samples != -1):
             fix = "give a whole number from 1, or -1 for an endless search"
             raise _bad("TuneConfig", "num_samples", self.num_samples, fix)
         limit = self.max_concurrent_trials
-        if limit is not None and not (_is_int(limit) and limit >= 0):
+        if limit is not None and not (_is_count(limit) and limit >= 0):
             fix = "give a whole number from 1, or 0 for no limit"
             raise _bad("TuneConfig", "max_concurrent_trials", limit, fix)
         budget = self.budget_s
         if budget is not None and not (_is_number(budget) and budget > 0):
             raise _bad("TuneConfig", "time_budget_s", self.time_budget_s, "give seconds above 0")
-        if self.seed is not None and not _is_int(self.seed):
+        if self.seed is not None and not is_int(self.seed):
             raise _bad("TuneConfig", "seed", self.seed, "give a whole number")
 
     @property
@@ -160,10 +162,10 @@ class CheckpointConfig:
         _take_flag(self, "checkpoint_at_end")
         for name in ("num_to_keep", "num_to_keep_in_experiment"):
             limit = getattr(self, name)
-            if limit is not None and (not _is_int(limit) or limit < 1):
+            if limit is not None and (not _is_count(limit) or limit < 1):
                 fix = "give a whole number from 1, or None to keep all"
                 raise _bad("CheckpointConfig", name, limit, fix)
-        if self.max_bytes is not None and (self.byte_limit or 0) < 1:
+        if self.max_bytes is not None and not 1 <= (self.byte_limit or 0) <= MOST_IN_MESSAGES:
             fix = 'give bytes above 0 or a text such as "10GiB", or None for no limit'
             raise _bad("CheckpointConfig", "max_bytes", self.max_bytes, fix)
         score = self.checkpoint_score_attribute
@@ -172,7 +174,7 @@ class CheckpointConfig:
             raise _bad("CheckpointConfig", "checkpoint_score_attribute", score, fix)
         order = self.checkpoint_score_order
         _check("CheckpointConfig", "checkpoint_score_order", order, ("min", "max"))
-        if not _is_int(self.checkpoint_frequency) or self.checkpoint_frequency < 0:
+        if not _is_count(self.checkpoint_frequency) or self.checkpoint_frequency < 0:
             fix = "give a whole number of steps, 0 for none"
             raise _bad("CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, fix)
 
@@ -182,7 +184,7 @@ class CheckpointConfig:
         limit = self.max_bytes
         if isinstance(limit, str):
             return parse_bytes(limit)
-        return limit if _is_int(limit) else None
+        return limit if _is_count(limit) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +243,10 @@ class FailureConfig:
         limits = ("max_failures", "max_storage_failures", "max_node_losses", "max_excluded_nodes")
         for name in limits:
             limit = getattr(self, name)
-            if not _is_int(limit) or limit < -1:
+            if not _is_count(limit) or limit < -1:
                 fix = "give a whole number from 0, or -1 to retry without a limit"
                 raise _bad("FailureConfig", name, limit, fix)
-        if self.retry_cuda_memory not in (True, False, ALONE) or _is_int(self.retry_cuda_memory):
+        if self.retry_cuda_memory not in (True, False, ALONE) or is_int(self.retry_cuda_memory):
             fix = f"give True, False or {ALONE!r}"
             raise _bad("FailureConfig", "retry_cuda_memory", self.retry_cuda_memory, fix)
         check_policies(self.log_policies)
@@ -413,11 +415,13 @@ def _take_flag(config: TuneConfig | CheckpointConfig, name: str) -> None:
 
 
 def _bad(where: str, name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"{where}({name}={value!r}) is invalid: {fix}.")
+    if is_int(value) and abs(value) > MOST_IN_MESSAGES:
+        fix = f"the greatest number is {MOST_IN_MESSAGES}"
+    return ConfigError(f"{where}({name}={repr_of(value)}) is invalid: {fix}.")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_count(value: object) -> TypeGuard[int]:
+    return is_int(value) and value <= MOST_IN_MESSAGES
 
 
 def _is_number(value: object) -> bool:

@@ -23,6 +23,7 @@ from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import ConfigError, StoreError, TunerVersionMismatch
 from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.unpickling import unpickle
 from tunemq_shared.protocol.result_conditions import Condition
 
@@ -182,12 +183,10 @@ def with_sum(saved: bytes) -> bytes:
 
 
 def _pickled(value: Any) -> _PickledField:
-    import cloudpickle
-
     try:
-        return _PickledField(cloudpickle.dumps(value))
-    except Exception as error:  # noqa: BLE001  whatever the user's own classes raise: kept, and told by `get`
-        return _PickledField(b"", f"{type(error).__name__}: {error}")
+        return _PickledField(dump(value))
+    except Unpicklable as error:  # kept, and told by `get`
+        return _PickledField(b"", f"{type(error.cause).__name__}: {error.cause}")
 
 
 def _versions() -> dict[str, Any]:

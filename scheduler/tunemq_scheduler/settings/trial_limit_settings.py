@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from tunemq_shared.base.byte_sizes import parse_bytes
+from tunemq_shared.base.depth_and_integer_limits import MOST_IN_MESSAGES
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.safe_text import repr_of
 from tunemq_shared.protocol import trial_limits
 
 _TIMES = ("step_s", "trial_s", "stall_s")
@@ -86,7 +88,7 @@ class TrialLimits:
                 raise _bad(name, given, "give seconds above 0, or None for no limit")
         for name, otherwise in (("memory", "no limit"), ("core_bytes", "none")):
             given = getattr(self, name)
-            if given is not None and _bytes(given) < 1:
+            if given is not None and not 1 <= _bytes(given) <= MOST_IN_MESSAGES:
                 fix = f'give bytes above 0 or a text such as "2GiB", or None for {otherwise}'
                 raise _bad(name, given, fix)
         for name, least, otherwise in (
@@ -94,7 +96,7 @@ class TrialLimits:
             ("open_files", _LEAST_FILES, "the worker's own"),
         ):
             given = getattr(self, name)
-            if given is not None and not (_is_int(given) and given >= least):
+            if given is not None and not (is_int(given) and least <= given <= MOST_IN_MESSAGES):
                 raise _bad(name, given, f"give a number from {least} on, or None for {otherwise}")
 
     def for_trials(self) -> trial_limits.TrialLimitSpec:
@@ -116,7 +118,7 @@ def _seconds(given: object) -> float:
     if isinstance(given, dt.timedelta):
         return given.total_seconds()
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given)
+        return float(given) if given <= MOST_IN_MESSAGES else math.inf
     return 0.0
 
 
@@ -124,12 +126,15 @@ def _bytes(given: object) -> int:
     """Return the bytes in a setting; 0 for None and for a value that is not a size."""
     if isinstance(given, str):
         return parse_bytes(given) or 0
-    return given if _is_int(given) else 0
+    return given if is_int(given) else 0
 
 
-def _is_int(given: object) -> TypeGuard[int]:
+def is_int(given: object) -> TypeGuard[int]:
+    """Whether a value is an integer other than a boolean."""
     return isinstance(given, int) and not isinstance(given, bool)
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:
-    return ConfigError(f"TrialLimits({name}={value!r}) is invalid: {fix}.")
+    if _bytes(value) > MOST_IN_MESSAGES:
+        fix = f"the greatest number is {MOST_IN_MESSAGES}"
+    return ConfigError(f"TrialLimits({name}={repr_of(value)}) is invalid: {fix}.")

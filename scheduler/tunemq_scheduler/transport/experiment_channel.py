@@ -33,6 +33,7 @@ class NodeCursor(msgspec.Struct):
         gap_behind: the last event before a gap, and how often the gap was seen.
         is_away: whether the experiment was informed that the node is lost.
         withheld: the devices that the experiment considers withheld, with reasons.
+        is_ending: whether the experiment was informed that the node was told to end.
     """
 
     orders: DesiredTrials
@@ -42,6 +43,7 @@ class NodeCursor(msgspec.Struct):
     gap_behind: tuple[int, int] = (0, 0)
     is_away: bool = False
     withheld: Mapping[str, str] = {}
+    is_ending: bool = False
 
 
 class ExperimentChannel:
@@ -101,6 +103,7 @@ class ExperimentChannel:
             read=acknowledged_up_to,
             is_away=is_away,
             withheld=about.withheld,
+            is_ending=about.is_ending,
         )
         self._unsettled[instance_id] = self.num_events
 
@@ -109,7 +112,9 @@ class ExperimentChannel:
         instance_id = about.instance_id
         cursor = self.cursors.get(instance_id)
         if cursor is None:
-            self.cursors[instance_id] = NodeCursor(orders, withheld=about.withheld)
+            self.cursors[instance_id] = NodeCursor(
+                orders, withheld=about.withheld, is_ending=about.is_ending
+            )
             self.read_events.append(about)
             if instance_id in self.beheaded:
                 self.beheaded.discard(instance_id)
@@ -124,11 +129,16 @@ class ExperimentChannel:
             self._unsettled[instance_id] = self.num_events
 
     def sees(self, about: m.NodeJoined) -> None:
-        """Report a change of a node's withheld devices; for a lost node, once it is back."""
+        """Report a change of what a node withholds; for a lost node, once it is back."""
         cursor = self.cursors.get(about.instance_id)
-        if cursor is not None and not cursor.is_away and cursor.withheld != about.withheld:
-            cursor.withheld = about.withheld
-            self.read_events.append(m.DevicesWithheld(about.instance_id, dict(about.withheld)))
+        if cursor is None or cursor.is_away:
+            return
+        now = about.withheld, about.is_ending
+        if (cursor.withheld, cursor.is_ending) != now:
+            cursor.withheld, cursor.is_ending = now
+            self.read_events.append(
+                m.DevicesWithheld(about.instance_id, dict(about.withheld), about.is_ending)
+            )
 
     def lost(self, instance_id: str, reason: str, *, is_dead: bool, is_shared: bool) -> None:
         """Report a lost node that the experiment knows: once, and once more if it is dead.

@@ -12,6 +12,8 @@ from tunemq_shared.base.safe_text import repr_of
 MOST_LEVELS: Final = 64
 #: Integers with more bits cannot become a float, and Python refuses to print very large ones.
 MOST_BITS: Final = 1023
+#: The greatest integer in a message or a journal, apart from the values of configurations.
+MOST_IN_MESSAGES: Final = 2**63 - 1
 #: How many steps of a path a message shows.
 _SHOWN: Final = 3
 

@@ -9,6 +9,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import io
 import pickle
 import sys
 import types
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.base.safe_text import repr_of, text_of
+from tunemq_shared.base.script_classes import script_pickler
 
 _NOT_PARTS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
 
@@ -62,15 +64,15 @@ def dump(value: Any) -> bytes:
     """Pickle an object so that another process of this experiment can load it.
 
     Classes and functions of ``__main__`` are pickled by value: the other process has another
-    ``__main__``.
+    ``__main__``. Where it has the script's classes, `unpickle` finds them by their names.
 
     Raises:
         Unpicklable: The object cannot be pickled.
     """
-    import cloudpickle
-
+    file = io.BytesIO()
     try:
-        return bytes(cloudpickle.dumps(value))
+        script_pickler()(file, protocol=5).dump(value)
+        return file.getvalue()
     except Exception as error:  # objects raise anything; every caller names the object
         raise Unpicklable(value, error) from error
 
@@ -92,10 +94,9 @@ def dump_out_of_band(value: Any) -> tuple[list[bytes], list[memoryview]]:
         raise Unpicklable(value, error) from error
 
 
+@functools.cache
 def _sharing_pickler() -> Any:
-    import cloudpickle
-
-    class SharingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    class SharingPickler(script_pickler()):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             # Numpy writes an array with gaps into the pickle: each process would hold a copy.
             numpy = sys.modules.get("numpy")

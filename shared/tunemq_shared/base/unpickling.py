@@ -6,10 +6,16 @@ Processes that hold a farm's keys unpickle nothing, and call `never_unpickle` wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import enum
+import functools
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tunemq_shared.base.errors import BugError, TrainableError
+from tunemq_shared.base.script_classes import MAKERS, find_or_make
 
 _is_ruled_out = False
 
@@ -20,23 +26,36 @@ def never_unpickle() -> None:
     _is_ruled_out = True
 
 
-def unpickle(pickled: bytes | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
+def unpickle(
+    pickled: bytes | memoryview, buffers: Iterable[memoryview] = (), *, is_current: bool = True
+) -> Any:
     """Load what `tunemq_shared.base.pickling` pickled; this runs code of the experiment.
 
     The caller must have checked where the bytes come from. Damaged bytes may raise anything.
 
+    Args:
+        pickled: the pickle.
+        buffers: its buffers out of band.
+        is_current: whether the present script pickled it, not perhaps an earlier run's: see
+            `tunemq_shared.base.script_classes`.
+
     Raises:
+        TrainableError: The script's classes have changed and do not fit.
         BugError: This process called `never_unpickle`.
     """
     if _is_ruled_out:
         raise BugError("something was to be unpickled in a process that runs nobody's code.")
-    import pickle  # not needed in processes that never unpickle
-
-    return pickle.loads(pickled, buffers=buffers)
+    if not re.search(b"_make_skeleton_", pickled):  # no class: no copy of a large pickle
+        return pickle.loads(pickled, buffers=buffers)
+    return _ScriptUnpickler(pickled, buffers, is_current=is_current).load()
 
 
 def load_pickled(
-    pickled: bytes | memoryview, subject: str, buffers: Iterable[memoryview] = ()
+    pickled: bytes | memoryview,
+    subject: str,
+    buffers: Iterable[memoryview] = (),
+    *,
+    is_current: bool = True,
 ) -> Any:
     """Unpickle like `unpickle`; ``subject`` begins the sentence of an error.
 
@@ -45,9 +64,63 @@ def load_pickled(
         BugError: This process called `never_unpickle`.
     """
     try:
-        return unpickle(pickled, buffers)
+        return unpickle(pickled, buffers, is_current=is_current)
     except (ImportError, AttributeError) as error:
         raise TrainableError(
             f"{subject} cannot be loaded on this worker: {error}; install what is missing in the "
             "worker's environment, or define it in the script itself."
         ) from error
+
+
+class _ScriptUnpickler(pickle.Unpickler):
+    """Unpickles with the classes that the script has now: `tunemq_shared.base.script_classes`."""
+
+    def __init__(
+        self, pickled: bytes | memoryview, buffers: Iterable[memoryview], *, is_current: bool
+    ) -> None:
+        super().__init__(io.BytesIO(pickled), buffers=buffers)
+        self._is_current = is_current
+        self._found: dict[int, type] = {}
+
+    def load(self) -> Any:
+        try:
+            return super().load()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if not self._found:
+                raise
+            names = ", ".join(sorted({cls.__qualname__ for cls in self._found.values()}))
+            raise TrainableError(
+                f"objects of the script's classes ({names}) cannot be loaded: {error}; if the "
+                "classes have changed since an earlier run, give them back what its objects need."
+            ) from error
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = super().find_class(module, name)
+        if found is getattr:
+            return _attribute
+        if module != "cloudpickle.cloudpickle":
+            return found
+        if name in MAKERS:
+            return functools.partial(self._class, found)
+        return functools.partial(self._fill, found) if name == "_class_setstate" else found
+
+    def _class(self, make: Callable[..., type], *arguments: Any) -> type:
+        cls, is_found = find_or_make(make, arguments, is_current=self._is_current)
+        if is_found:
+            self._found[id(cls)] = cls
+        return cls
+
+    def _fill(self, fill: Callable[[type, Any], type], cls: type, content: Any) -> type:
+        """Give the class its pickled content, unless the script has it."""
+        return cls if id(cls) in self._found else fill(cls, content)
+
+
+def _attribute(owner: Any, name: str, *default: Any) -> Any:
+    """Return the attribute; an Enum's own error for a missing member is only the name."""
+    try:
+        return getattr(owner, name, *default)
+    except AttributeError:
+        if isinstance(owner, enum.EnumType):
+            text = f"the Enum {owner.__qualname__} has no member {name}"
+            raise AttributeError(text) from None  # noqa: TRY004  as of getattr
+        raise

@@ -107,7 +107,7 @@ class Checkpoint:
                     "as_directory()."
                 )
             pickled = Path(self.path, DICT_FILE).read_bytes()
-        data: dict[str, Any] = load_pickled(pickled, "the checkpoint's dict")
+        data: dict[str, Any] = load_pickled(pickled, "the checkpoint's dict", is_current=False)
         return data
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -23,6 +23,7 @@ from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, place_of, verify
 from tunemq_shared.code.blob_store import BlobStore, open_blobs
 from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, BundleFile, files_of
+from tunemq_shared.code.farm_secrets import left_out, own_secrets
 from tunemq_shared.protocol.node_orders import BlobRef
 from tunemq_shared.system.folder_trees import remove_tree, walk
 
@@ -49,20 +50,29 @@ _BROKEN: Final = (
 )
 
 
-def bundle(source: Path | str, blobs: BlobStore, *, limit_bytes: int = LIMIT_BYTES) -> BlobRef:
+def bundle(
+    source: Path | str,
+    blobs: BlobStore,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    own: Collection[bytes] | None = None,
+    tell: Callable[[str], object] = lambda _text: None,
+) -> BlobRef:
     """Store a script, or the files of a folder (`tunemq_shared.code.bundle_rules`), as a blob.
 
     Args:
         source: The script or folder.
         blobs: The store.
         limit_bytes: The most bytes of all files.
+        own: The secrets of this process, which no file may hold; by default of its environment.
+        tell: Called at most once, with a sentence about files with secrets that are left out.
 
     Raises:
         ConfigError: It does not exist, is empty, too large, or unreadable; says what to do.
         StoreError: It cannot be stored.
     """
     source = Path(source).absolute()
-    files = _collected(source)
+    files = _collected(source, own_secrets(os.environ) if own is None else own, tell)
     _check_size(source, files, limit_bytes)
     with tempfile.TemporaryDirectory(prefix="tunemq-") as folder:
         archive = Path(folder, "bundle")
@@ -146,12 +156,16 @@ def remove(folder: Path) -> None:
 # --- packing --------------------------------------------------------------------------------------
 
 
-def _collected(source: Path) -> list[BundleFile]:
+def _collected(
+    source: Path, own: Collection[bytes], tell: Callable[[str], object]
+) -> list[BundleFile]:
     if source.is_file():
         return [BundleFile(source.name, source, source.stat().st_size)]
     if not source.is_dir():
         raise ConfigError(f"there is no script and no folder {source}.")
-    files = files_of(source)
+    files, secrets = files_of(source, own)
+    if secrets:
+        tell(left_out(secrets, source / FILES[0]))
     if not files:
         raise ConfigError(
             f"{source} has no file that could travel; see its {' and '.join(FILES)}, if any."

@@ -79,6 +79,19 @@ def unpack_config(packed: bytes) -> dict[str, Any]:
     return _decode(packed, _unpickled)
 
 
+def repack_config(packed: bytes) -> bytes:
+    """Pack a configuration of an earlier run again, with the classes that the script has now.
+
+    Raises:
+        TrainableError, TransportError: As of `unpack_config`.
+    """
+    config = unpack_config(packed)
+    try:
+        return pack_config(config)
+    except ConfigError:  # a value that can be pickled only once: the trial looks for the classes
+        return packed
+
+
 def peek_config(packed: bytes) -> dict[str, Any]:
     """Unpack the configuration with `PickledValue` for values that are pickled; runs no code."""
     return _decode(packed, _placeholder)

@@ -39,7 +39,8 @@ REPORT: Final = "report"
 #: Ends errors about files that a farm's nodes do not have.
 FOLDER_HINT: Final = (
     "A farm has only the files that were sent: with `tunemq submit --folder .` or fit(folder=...) "
-    "those beside the script, without what .gitignore excludes (a .tunemqignore replaces it)."
+    "those beside the script, without what .gitignore excludes and without files with secrets; a "
+    "line !NAME in a .tunemqignore there includes one."
 )
 
 #: Seconds between two checks whether the trial must stop.

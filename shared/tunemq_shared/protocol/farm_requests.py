@@ -8,9 +8,10 @@ fields, so that a small addition needs no new version.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from tunemq_shared.protocol.node_orders import BlobRef
 
@@ -20,6 +21,8 @@ REQUESTS_VERSION: Final = 2
 MAX_REQUEST_BYTES: Final = 2**18
 #: The most bytes of a log in one answer.
 MAX_PAGE_BYTES: Final = 2**18
+#: The highest priority of an experiment; the lowest is its negative.
+MAX_PRIORITY: Final = 1_000_000
 
 
 class FarmRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +78,14 @@ class SubmitExperiment(FarmRequest, frozen=True, kw_only=True, tag="submit"):
     Attributes:
         name: A safe name; with ``is_made_up`` the scheduler appends a number if it is taken.
         code: The script or the pickled Tuner.
-        priority: Higher ones run first.
+        priority: Higher ones run first; at most `MAX_PRIORITY`.
         settings: The environment of its processes.
     """
 
     name: str
     code: SubmittedCode
     is_made_up: bool = False
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     settings: ExperimentEnvironment = ExperimentEnvironment()
 
 

@@ -282,7 +282,8 @@ class NodeJoined(Message, frozen=True, tag="joined"):
 
     ``gpus``: its devices, if they are known individually. ``is_shared``: other experiments use the
     node too, and this one may use nothing of it before an offer (`NodeOffered`). ``withheld``: the
-    devices on which no trial may begin now, see `DevicesWithheld`.
+    devices on which no trial may begin now; ``is_ending``: none may begin on it, see
+    `DevicesWithheld`.
     """
 
     instance_id: str
@@ -293,6 +294,7 @@ class NodeJoined(Message, frozen=True, tag="joined"):
     gpus: tuple[Gpu, ...] = ()
     is_shared: bool = False
     withheld: dict[str, str] = {}
+    is_ending: bool = False
 
 
 class NodeOffered(Message, frozen=True, tag="offered"):
@@ -333,10 +335,12 @@ class DevicesWithheld(Message, frozen=True, tag="withheld"):
     """On these devices of a node no trial begins from now on; on all others it may (again).
 
     ``devices``: their UUIDs, and the reasons, for people. Trials that have one continue on it.
+    ``is_ending``: the node was told to end, so no trial begins on it at all.
     """
 
     instance_id: str
     devices: dict[str, str]
+    is_ending: bool = False
 
 
 class ExperimentResumed(Message, frozen=True, tag="resumed"):

@@ -22,10 +22,10 @@ class NodeRegistration(Message, frozen=True):
     """Registers a node instance on the nodes' stream.
 
     ``gpus``: those that it offers, if it knows them individually. ``withheld``: the UUIDs of those
-    on which no trial may begin now, and why, for people. A node registers again whenever that
-    changes; ``number`` increases with each change. ``began`` is the Unix time of its start: an
-    instance never replaces one of its node that began later, so that an old registration cannot be
-    replayed.
+    on which no trial may begin now, and why, for people. ``is_ending``: the node was told to end,
+    and begins no trial. A node registers again whenever one of these changes; ``number`` increases
+    with each change. ``began`` is the Unix time of its start: an instance never replaces one of its
+    node that began later, so that an old registration cannot be replayed.
     """
 
     protocol: int
@@ -43,6 +43,7 @@ class NodeRegistration(Message, frozen=True):
     )
     began: float = 0.0
     number: int = 0
+    is_ending: bool = False
 
 
 class BatchHeader(Message, frozen=True):

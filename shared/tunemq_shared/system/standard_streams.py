@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+from collections.abc import Callable
 from typing import Final
 
 _STDIN, _STDERR = 0, 2
@@ -32,6 +34,47 @@ def fill_closed_streams() -> None:
         sys.stdout = open(_NULL, "w", encoding="utf-8")  # noqa: SIM115  until the process ends
     if sys.stderr is None:
         sys.stderr = open(_NULL, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def run_quietly(command: Callable[[], int]) -> int:
+    """Run a command; return its exit status, or 0 if its output is read no further (``| head``)."""
+    try:
+        return command()
+    except BrokenPipeError:
+        if not _is_unread():  # it was another pipe
+            raise
+        return 0
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # rich ends a program then
+            return 0
+        raise
+    finally:
+        _flush()
+
+
+def _is_unread() -> bool:
+    """Whether the reader of stdout or stderr has ended."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(happened & (select.POLLERR | select.POLLHUP) for _, happened in poll.poll(0))
+
+
+def _flush() -> None:
+    """Write buffered output; drop it if its reader has ended.
+
+    The interpreter's own attempt at its end would print an error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or stream.closed:
+            continue
+        with contextlib.suppress(OSError):  # the interpreter reports a full disk
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                null = os.open(_NULL, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
 
 
 def tell(text: str) -> None:

@@ -31,7 +31,7 @@ from tests.integration.farm_support import is_alive, process_tree_of
 from tests.support.farms.farm_processes import TcpRedis, whole_lines
 from tests.support.farms.network_namespaces import Hosts
 from tests.support.searches import chain
-from tests.support.searches.chain import executed, expected, open_gate
+from tests.support.searches.chain import executed, expected, open_gate, waiting_at_gate
 from tests.support.searches.killed_searches import JournalTail
 from tests.support.waiting import eventually
 from tests.support.warm_commands import WarmCommands
@@ -46,6 +46,8 @@ _A = TypeVar("_A", bound=a.FarmAnswer)
 _E = TypeVar("_E", bound=m.Event)
 #: A scheduler that runs answers after so long, on a machine that stood still, too.
 _ANSWERS_WITHIN_S: Final = 30.0
+#: In the scheduler's log, when it serves the farm.
+_SERVES: Final = "Serving the farm on"
 #: The exit codes of a command that found no Redis, and no scheduler.
 _NOBODY_ANSWERS: Final = frozenset({69, 75})
 _ROOT: Final = Path(__file__).parents[3]
@@ -192,6 +194,8 @@ class FarmService:
         #: By home, further environment variables of its processes.
         self.of_home: dict[str, Mapping[str, str]] = {}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        #: How often the scheduler's log says that it serves the farm, once it does; 0: do not wait.
+        self._awaited = 0
         self._machines = [self.head, self.laptop]
         self._searches: dict[str, Search] = {}
         self._journals: dict[Path, JournalTail] = {}
@@ -203,7 +207,9 @@ class FarmService:
     def start_scheduler(
         self, *more: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start `tunemq scheduler`."""
+        """Start `tunemq scheduler`; commands of users wait for it, see `await_scheduler`."""
+        is_replaced = "scheduler" not in vars(self) or self.scheduler.poll() is not None
+        self._awaited = self._times_served() + 1 if is_replaced else 0
         home = self.folder / "head"
         if (home / "farm.toml").exists():
             more = ("--settings", str(home / "farm.toml"), *more)
@@ -213,6 +219,22 @@ class FarmService:
             home / "scheduler.log",
         )
         return self.scheduler
+
+    def await_scheduler(self) -> None:
+        """Return once the scheduler that was started serves the farm, has ended, or needs long.
+
+        Only that: one that waits for another one to end is not waited for.
+        """
+        deadline = time.monotonic() + _ANSWERS_WITHIN_S
+        while self._times_served() < self._awaited and time.monotonic() < deadline:
+            if self.scheduler.poll() is not None:
+                break
+            time.sleep(0.02)  # between two looks
+        self._awaited = 0
+
+    def _times_served(self) -> int:
+        log = self.folder / "head" / "scheduler.log"
+        return self.said().count(_SERVES) if log.exists() else 0
 
     def kill_scheduler(self) -> None:
         """`kill -9`, of it alone."""
@@ -256,6 +278,7 @@ class FarmService:
         self, *arguments: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """A command of a user, to its end."""
+        self.await_scheduler()
         environ = self.environ("laptop", variables)
         return self._commands.run(arguments, environ, self.folder / "laptop")
 
@@ -305,6 +328,14 @@ class FarmService:
     def open_gate(self, name: str, up_to: int) -> None:
         """Let the trials of a search do the steps up to this one."""
         open_gate(self._gate(name), up_to)
+
+    def wait_for_gate(self, name: str, step: int, processes: int) -> None:
+        """Wait until this number of processes of a search have waited to do this step."""
+        eventually(
+            lambda: waiting_at_gate(self._gate(name), step) >= processes,
+            within=90,
+            message=lambda: f"{name}: {self.steps(name)}{self}",
+        )
 
     def _gate(self, name: str) -> Path:
         return self.folder / f"gate-{name}"

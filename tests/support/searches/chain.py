@@ -81,10 +81,24 @@ def open_gate(gate: str | Path, up_to: int) -> None:
 
 
 def wait_at_gate(config: dict[str, Any], step: int) -> None:
-    """Wait until ``step`` may be done, where the configuration names a gate."""
+    """Wait until ``step`` may be done, where the configuration names a gate.
+
+    A process that waits says so, for `waiting_at_gate`.
+    """
     gate = config.get("gate")
+    is_said = False
     while gate and step > int(Path(gate).read_text(encoding="ascii")):
+        if not is_said:
+            is_said = True
+            folder = Path(f"{gate}.waits")
+            folder.mkdir(exist_ok=True)
+            (folder / f"{os.getpid()}-{step}").touch()
         time.sleep(0.005)  # between two looks
+
+
+def waiting_at_gate(gate: str | Path, step: int) -> int:
+    """How many processes have waited at this gate to do ``step``."""
+    return len(list(Path(f"{gate}.waits").glob(f"*-{step}")))
 
 
 def chain(config: dict[str, Any]) -> None:

@@ -24,8 +24,12 @@ SEARCHES: Final = 3
 #: Results that a killer reports before it sends the signal.
 _BEHIND: Final = (0, 2)
 _CODE: Final = """
-import os, signal, time
+import glob, os, signal, time
 import psutil
+
+def recorded(number):
+    files = glob.glob({results!r} + "/*_" + number + "/result.json")
+    return sum(line.endswith("\\n") for file in files for line in open(file))
 
 def train(config):
     behind = {killers!r}.get(config["own"])
@@ -33,6 +37,10 @@ def train(config):
         return work.chain(config)
     for step in range(behind):
         tune.report({{"score": float(step)}})
+    # A result that is recorded only after its node died would be new later, and count as progress.
+    number = tune.get_context().get_trial_id().rpartition("_")[2]
+    while behind and recorded(number) < behind:
+        time.sleep(0.01)
     for process in psutil.Process().parents():
         if "tunemq_workers.node.node_process" in process.cmdline():
             os.kill(process.pid, signal.SIGKILL)
@@ -77,7 +85,9 @@ def kill_nodes(
                 steps=steps,
                 step_s=0.1,
                 trainable="train",
-                code=_CODE.format(killers=of_search),
+                code=_CODE.format(
+                    killers=of_search, results=str(farm.results / f"search-{number}")
+                ),
                 policy=f"max_node_losses={limit}",
             )
             searches[search.name] = search, of_search

@@ -29,6 +29,8 @@ _BACK_OFF_S: Final = (0.1, 2.0)
 _MOST_DEATHS: Final = 10
 #: Seconds that consumer and forkserver get to end when the node ends.
 _CLOSE_S: Final = 1.0
+#: After this time the node ends without a killed forkserver that waits in the kernel.
+_KILLED_S: Final = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +134,8 @@ class ConsumerProcess:
             pidfd = os.pidfd_open(forkserver.pid)
             if not is_readable(pidfd, _CLOSE_S):
                 os.kill(forkserver.pid, signal.SIGKILL)
-            os.waitpid(forkserver.pid, 0)
+                is_readable(pidfd, _KILLED_S)
+            os.waitpid(forkserver.pid, os.WNOHANG)
             os.close(pidfd)
 
     def _start_now(self) -> None:

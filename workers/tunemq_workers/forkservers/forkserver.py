@@ -38,6 +38,8 @@ from tunemq_workers.trial_process.trial_process_setup import TrialEnvironment, c
 #: How long the last process trees may take to exit after the node's end; the rest dies with this
 #: process.
 _FAREWELL_S: Final = 5.0
+#: Between two looks at what was killed.
+_LOOK_MS: Final = 100
 
 
 class Forkserver:
@@ -82,7 +84,8 @@ class Forkserver:
         poller.register(self._woken, select.POLLIN)
         poller.register(self._control, select.POLLIN)
         while not self._is_over():
-            for fd, _ in poller.poll(None if self._deadline is None else 100):
+            is_waiting = self._deadline is not None or self._process_trees.is_waiting
+            for fd, _ in poller.poll(_LOOK_MS if is_waiting else None):
                 if fd == self._woken.fileno():
                     self._woken.recv(4096)
                 elif self._deadline is not None:

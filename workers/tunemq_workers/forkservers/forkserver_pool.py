@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from signal import SIGKILL
 from typing import Final, NamedTuple
 
 from tunemq_shared.protocol.messages import Environment, TrialOrder
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S
 from tunemq_workers.forkservers.forkserver_client import ForkserverClient, ForkserverLost
 from tunemq_workers.processes import forkserver_messages as messages
+from tunemq_workers.processes.killed_trees import stuck_text
 from tunemq_workers.processes.memory_groups import MemoryCgroups
 from tunemq_workers.processes.orphans import OrphanReaper
 from tunemq_workers.runtime.frame_connection import FrameConnection
@@ -172,6 +174,7 @@ class ForkserverPool:
         for server in closing:
             server.close(max(0.0, deadline - time.monotonic()))
             self._children.discard(server.pid)
+        self._orphans.kill_now(_CLOSE_S)
         self._groups.close()
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
@@ -237,15 +240,17 @@ class ForkserverPool:
         server.leave()
 
     def _await_end(self, server: ForkserverClient, deadline: float) -> None:
-        """Reap a forkserver that was left; kill it as an orphan if it has not ended in time."""
+        """Reap a forkserver that was left; kill it as an orphan if it has not ended in time.
+
+        A preloaded module can have made children of the node (``CLONE_PARENT``): orphans, too.
+        """
         has_ended = server.has_ended()
         if not has_ended and time.monotonic() < deadline:
             self._reactor.after(_LOOK_S, partial(self._await_end, server, deadline))
             return
         self._leaving.discard(server)
         self._children.discard(server.pid)
-        if not has_ended:
-            self._orphans.sweep(server.has_ended)
+        self._orphans.sweep(lambda _: has_ended or server.has_ended())
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
         # Handling a report may close this forkserver.
@@ -273,9 +278,9 @@ class ForkserverPool:
                 listener.not_started(process, str(lost))
             else:
                 listener.lost(process, str(lost))
-        listeners = {process: self._running.pop(process).listener for process in lost.processes}
+        processes = {process: self._running.pop(process) for process in lost.processes}
         self._children.discard(server.pid)
-        self._orphans.sweep(partial(self._say_gone, listeners))
+        self._orphans.sweep(partial(self._say_gone, processes))
 
     def _warn(self, warnings: _Warnings, events_keys: Iterable[str]) -> None:
         for events_key in events_keys:
@@ -298,6 +303,12 @@ class ForkserverPool:
             case messages.ProcessTreeGone(process):
                 self._groups.leave(process)
                 self._running.pop(process).listener.gone(process)
+            case messages.ProcessTreeStuck(process, has_exited, pids):
+                stuck = self._running.pop(process)
+                if not has_exited:
+                    stuck.listener.exited(process, SIGKILL, None)
+                _log.warning("trial.stuck process=%s text=%r", process, stuck_text(pids))
+                self._say_gone({process: stuck}, pids)
             case messages.ForkserverWarned(text):
                 self._why = text
                 warnings.add(text)
@@ -310,7 +321,10 @@ class ForkserverPool:
             case messages.ForkserverPong():
                 pass
 
-    def _say_gone(self, listeners: dict[str, TrialProcessListener]) -> None:
-        for process, listener in listeners.items():
+    def _say_gone(self, processes: dict[str, _PooledProcess], stuck: Collection[int]) -> None:
+        if stuck:
+            for events_key in {one.events_key for one in processes.values()}:
+                self.on_warning(events_key, stuck_text(stuck))
+        for process, one in processes.items():
             self._groups.leave(process)
-            listener.gone(process)
+            one.listener.gone(process)

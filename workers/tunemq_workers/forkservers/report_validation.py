@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -20,16 +20,16 @@ import msgspec
 
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.system.claimed_process import ProcessMismatch, has_hung_up, open_claimed
-from tunemq_shared.system.processes import children_of, is_readable, stat_of
+from tunemq_shared.system.processes import children_of, is_readable
 from tunemq_shared.system.stopped_process import StoppedProcessDetector
 from tunemq_workers.processes import forkserver_messages as messages
+from tunemq_workers.processes.killed_trees import kill_child
 
 _HIGHEST_SIGNAL: Final = 64
 _HIGHEST_EXIT_CODE: Final = 255
 #: After this many looks a forkserver hides that it does not fork a trial process, or that one has
-#: ended; and after this many, while a process that is left waits for a disk.
+#: ended or does not end.
 _SILENT_LOOKS: Final = 12
-_SILENT_LOOKS_AT_MOST: Final = 120
 
 
 class InvalidReport(Exception):
@@ -46,6 +46,7 @@ class _ReportedProcess(msgspec.Struct):
     pid: int | None = None
     pidfd: int | None = None
     has_exited: bool = False
+    is_killed: bool = False
     silent_looks: int = 0
     stops: StoppedProcessDetector = msgspec.field(default_factory=StoppedProcessDetector)
 
@@ -113,8 +114,12 @@ class ReportedProcesses:
 
     def kill(self, process: str) -> None:
         """Kill a running trial process; the forkserver kills the processes that it started."""
-        known = self._processes.get(process)
-        if known is not None and (pidfd := self._pidfd_of(known)) is not None:
+        if (known := self._processes.get(process)) is not None:
+            known.is_killed = True
+            self._kill(known)
+
+    def _kill(self, process: _ReportedProcess) -> None:
+        if (pidfd := self._pidfd_of(process)) is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
@@ -142,27 +147,21 @@ class ReportedProcesses:
         seconds.
         """
         for name, process in self._processes.items():
-            longest = _SILENT_LOOKS
             if process.has_exited:
                 due = "all that it left has ended"
-                if self._is_clearing():
-                    longest = _SILENT_LOOKS_AT_MOST
             elif process.pid is None and self.is_ready:
                 due = "it was forked"
             elif process.pidfd is not None and is_readable(process.pidfd):
                 due = "it has ended"
+            elif process.pid is not None and process.is_killed:
+                due = "it was killed and does not end"
             else:
                 process.silent_looks = 0
                 continue
             process.silent_looks += 1
-            if process.silent_looks >= longest:
+            if process.silent_looks >= _SILENT_LOOKS:
                 return f"of trial process {name} that {due}"
         return ""
-
-    def _is_clearing(self) -> bool:
-        """Return whether a process that a trial left waits for a disk, and cannot be killed."""
-        children = map(stat_of, children_of(self._forkserver))
-        return any(stat and stat[0] == b"D" for stat in children)
 
     def kill_all(self, within_s: float) -> None:
         """Kill all trial processes, and wait up to ``within_s`` seconds for their end."""
@@ -188,10 +187,13 @@ class ReportedProcesses:
                 process = self._known(name, report)
                 if not process.has_exited:
                     raise InvalidReport(f"it reported {report}, and that process has not ended")
-                if (left := self._left_by(process)) is not None:
+                if (left := next(self._left_by(process), None)) is not None:
                     raise InvalidReport(
                         f"it reported {report}, and process {left} of that trial runs"
                     )
+                del self._processes[name]
+            case messages.ProcessTreeStuck(name):
+                self._stuck(self._known(name, report), report)
                 del self._processes[name]
             case messages.PreloadBegan() | messages.ForkserverReady() if self.is_ready:
                 raise InvalidReport(f"it reported {report} after it was ready")
@@ -239,20 +241,28 @@ class ReportedProcesses:
                 self._examine(process)
         return process.pidfd
 
-    def _left_by(self, process: _ReportedProcess) -> int | None:
-        """Return a process in the group or session of an ended trial process; None if none is left.
+    def _stuck(self, process: _ReportedProcess, report: messages.ProcessTreeStuck) -> None:
+        """Kill what does not end, so that a false report does no harm."""
+        if process.pid is None or process.has_exited != report.has_exited:
+            raise InvalidReport(f"it reported {report}, which does not fit what it reported before")
+        self._kill(process)
+        for left in self._left_by(process):
+            kill_child(left, self._forkserver)
+        close_all([process.pidfd])
+
+    def _left_by(self, process: _ReportedProcess) -> Iterator[int]:
+        """Iterate over the processes in the group or session of an ended trial process.
 
         Such a process becomes a child of the forkserver. One that left both group and session is
         known only by its environment variable, which the forkserver looks for.
         """
         if process.pid is None:
-            return None
+            return
         processes = {known.pid for known in self._processes.values() if not known.has_exited}
         for child in set(children_of(self._forkserver)) - processes:
             with suppress(ProcessLookupError):  # it has just ended
                 if process.pid in {os.getpgid(child), os.getsid(child)}:
-                    return child
-        return None
+                    yield child
 
     @staticmethod
     def _exited(process: _ReportedProcess, report: messages.ProcessExited) -> None:

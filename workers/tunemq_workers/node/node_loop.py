@@ -259,6 +259,10 @@ class NodeLoop:
                 "node.stopping reason=%s trials=%d grace=%s", reason, trial_processes, grace_s
             )
             self._exit_code = exit_code
+            if not exit_code:
+                # Early: trials that end must not start again here. A node that fails says nothing,
+                # because one of its trials may be the cause.
+                self._register_anew(is_ending=True)
             # In the first half trials end at a checkpoint, so that no step is repeated; the rest
             # end at their next result.
             self._supervisor.leave(at_checkpoint=grace_s > 0)
@@ -300,11 +304,12 @@ class NodeLoop:
 
     def _withhold(self, devices: dict[str, str]) -> None:
         """Register again, with these GPUs (UUID to reason) withheld from trials."""
-        number = self._registration.number + 1
         devices = {uuid: why[:LINE_CHARACTERS] for uuid, why in devices.items()}
-        self._registration = msgspec.structs.replace(
-            self._registration, withheld=devices, number=number
-        )
+        self._register_anew(withheld=devices)
+
+    def _register_anew(self, **changes: object) -> None:
+        number = self._registration.number + 1
+        self._registration = msgspec.structs.replace(self._registration, number=number, **changes)
         self._register()
 
     def _warn(self, events_key: str, text: str) -> None:
@@ -414,6 +419,7 @@ class NodeLoop:
         self._outboxes.forget_all_but(used)
         was_up, redis_state.is_up = redis_state.is_up, True
         if self._ending is not None:
+            self._register()
             return
         self._had_scheduler |= seen.has_scheduler
         is_served = seen.has_scheduler or not self._had_scheduler

@@ -126,9 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         account = find_account(options.trial_user) if options.trial_user else None
         if account is not None:
             leave_login()
-        os.makedirs(options.workdir, mode=0o700, exist_ok=True)
         if options.farm or account is not None:
             _prepare_workdir(options, account)
+        os.makedirs(options.workdir, mode=0o700, exist_ok=True)
         os.makedirs(os.path.join(options.workdir, LOGS), mode=0o700, exist_ok=True)
         if options.farm:  # on an embedded farm these variables are the script's
             health = ServiceHealth.of_environment("worker")
@@ -182,25 +182,30 @@ def given_options(options: argparse.Namespace) -> list[str]:
 
 
 def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -> None:
-    """Lock the working folder for as long as this process lives, and give trials' user its part.
+    """Make the working folder, lock it for as long as this process lives, and share its part.
 
-    With such a user ``options.workdir`` is resolved.
+    With a user for trials ``options.workdir`` and ``options.cache`` lead through no link then.
 
     Raises:
-        ConfigError: another node works there, or the user cannot.
+        ConfigError: it cannot be made, another node works there, or trials' user cannot.
     """
     from tunemq_workers.node import trial_user_folders
     from tunemq_workers.work_folder import LOCK, OF_TRIALS
 
     folder = os.path.abspath(options.workdir)
     if account is not None:
-        # Another user could change a link in the path after these checks.
-        folder = options.workdir = os.path.realpath(folder)
-        trial_user_folders.claim_workdir(account, folder, OF_TRIALS)
+        folder = options.workdir = trial_user_folders.claim_workdir(account, folder, OF_TRIALS)
+    else:
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(
+                f"--workdir {folder} cannot be made: {problem.strerror}."
+            ) from problem
     if options.farm:
         _lock(folder, LOCK)
     if account is not None:
-        trial_user_folders.give_folders(account, folder, OF_TRIALS, options.cache)
+        options.cache = trial_user_folders.give_folders(account, folder, OF_TRIALS, options.cache)
     if options.farm and options.cache is not None:
         _lock_cache(os.path.abspath(options.cache))
 

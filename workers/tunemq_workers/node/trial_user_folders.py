@@ -10,13 +10,12 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
-from tunemq_shared.system.folder_trees import remove_tree
-from tunemq_shared.system.plain_files import allow
+from tunemq_shared.system.folder_trees import names_in, remove_tree
 from tunemq_workers.forkservers.sigstop_guard import killing_stopped_starts
+from tunemq_workers.node.protected_folders import make_folder
 from tunemq_workers.processes.child_process import LOGS
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
@@ -32,8 +31,6 @@ _DEFAULT_ACL: Final = "system.posix_acl_default"
 #: Where its value has the owner's rights: behind a version of 4 bytes and a tag of 2.
 _OWNERS_RIGHTS: Final = 6
 _RWX: Final = 0o7
-#: In such a folder users may rename and remove only their own entries.
-_STICKY: Final = stat.S_ISVTX
 #: The program that the user runs to check that it can run trials.
 _CHECK: Final = """\
 import os, sys
@@ -47,19 +44,34 @@ for folder in {folders!r}:
 _log = logging.getLogger(__name__)
 
 
-def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> None:
-    """Reject a working folder that others could change, or with foreign files; open it to pass.
+def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> str:
+    """Make a working folder; reject one that others could change, or with foreign files.
+
+    The account may pass through it, but not list it.
 
     Call it before this start makes the lock file: a lock file then proves an earlier start.
 
     Args:
+        workdir: an absolute path.
         names: the folders that `give_folders` will be called with.
+
+    Returns:
+        The path without links.
 
     Raises:
         ConfigError: the folder cannot be used; says why, and what to do.
     """
     with _refusing():
-        _check_owners(workdir)
+        workdir = make_folder(workdir, "--workdir")
+        mode = stat.S_IMODE(os.stat(workdir).st_mode)
+        if not os.listdir(workdir):
+            mode = 0o700  # it is new, or was made for this worker
+            os.chmod(workdir, mode)  # before the checks: others may put files there until then
+        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"others may write to {workdir}, so trials could replace the worker's files "
+                f"there. Run chmod go-w {workdir}, or choose another --workdir."
+            )
         for name in names:
             folder = os.path.join(workdir, name)
             if os.path.islink(folder):
@@ -73,87 +85,71 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> N
                     f" --trial-user {account.name} it would be emptied. Move it away, or name"
                     " another --workdir."
                 )
-        mode = stat.S_IMODE(os.stat(workdir).st_mode)
-        if not os.listdir(workdir):
-            mode = 0o700  # it is new, or was made for this worker
-        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"others may write to {workdir}, so trials could replace the worker's files "
-                f"there. Run chmod go-w {workdir}, or choose another --workdir."
-            )
         os.chmod(workdir, mode | 0o011)  # noqa: S103  to traverse, not to read
+    return workdir
 
 
 def give_folders(
     account: UserAccount, workdir: str, names: Iterable[str], cache: str | None
-) -> None:
+) -> str | None:
     """Give the folders that trials and the node share to the account; make the logs private.
 
     Args:
-        workdir: the node's, after `claim_workdir`.
+        workdir: the node's, as `claim_workdir` returned it.
         names: folders in there; those of another user are emptied, since they hold only copies.
         cache: one more folder, if the user named it; its content is the user's and stays.
+
+    Returns:
+        The path of ``cache`` without links.
 
     Raises:
         ConfigError: a folder cannot be used, or the account cannot run trials; says why.
     """
     folders = [os.path.join(workdir, name) for name in names]
     with _refusing():
-        logs = os.path.join(workdir, LOGS)
-        _remove_planted(logs)
-        os.makedirs(logs, mode=0o700, exist_ok=True)
-        os.chmod(logs, 0o700)
+        _make_logs_private(os.path.join(workdir, LOGS))
         for folder in folders:
             if _owner(folder) not in (None, account.uid):
                 remove_tree(folder)
                 if os.path.lexists(folder):
                     os.rmdir(folder)  # raises the reason why it is still there
-        if cache is not None:
-            folders.append(os.path.abspath(cache))
-        for folder in folders:
             if _owner(folder) is None:
-                os.makedirs(folder, mode=0o700)
+                os.mkdir(folder, mode=0o700)
                 os.chown(folder, account.uid, account.gid)
+        if cache is not None:
+            cache = make_folder(os.path.abspath(cache), "--cache", account)
+            folders.append(cache)
         restore_rights(folders)
     _check(account, folders)
+    return cache
 
 
-def _check_owners(workdir: str) -> None:
-    """Reject a working folder that another user has made, or could replace.
+def _make_logs_private(logs: str) -> None:
+    """Make the folder of logs, or take it over, and remove links, folders and foreign files there.
 
-    Raises:
-        ConfigError: it or a folder above it is another user's, or others may rename its entries.
+    A trial that ran as the node's user may have put them there, and the node follows links when it
+    opens a log. Such a trial may still run, so the folder is closed to it first.
     """
-    path = os.path.realpath(workdir)
-    above = map(str, Path(path).parents)
-    for folder in (path, *above):
-        status = os.stat(folder)
-        is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & _STICKY
-        if status.st_uid not in (0, os.geteuid()):
-            problem = f"{folder} belongs to user {status.st_uid}"
-        elif folder != path and is_open:
-            problem = f"others may write to {folder}"
-        else:
-            continue
-        raise ConfigError(
-            f"{problem}, who could make root write elsewhere by links in {path}. For --trial-user,"
-            " name a --workdir that root made, in folders that only root can change."
-        )
-
-
-def _remove_planted(logs: str) -> None:
-    """Remove links and folders from the logs: a trial that ran as the node's user may have made it.
-
-    The node follows links when it opens a log.
-    """
-    if os.path.islink(logs):
-        os.unlink(logs)
-    with suppress(FileNotFoundError), os.scandir(logs) as entries:
-        for entry in list(entries):
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            elif not entry.is_file(follow_symlinks=False):
-                os.unlink(entry.path)
+    with suppress(FileNotFoundError, IsADirectoryError):
+        os.unlink(logs)  # a link, or another file
+    with suppress(FileExistsError):
+        os.mkdir(logs, 0o700)
+    folder = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(folder, os.geteuid(), os.getegid())
+        os.fchmod(folder, 0o700)
+        for name in names_in(folder):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                remove_tree(os.path.join(logs, name))
+            elif (
+                not stat.S_ISREG(status.st_mode)
+                or status.st_uid != os.geteuid()
+                or status.st_nlink > 1  # it may be any file of the node's user
+            ):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def restore_rights(folders: Iterable[str]) -> None:
@@ -163,19 +159,24 @@ def restore_rights(folders: Iterable[str]) -> None:
     """
     with own_files():
         for folder in folders:
-            with suppress(FileNotFoundError):
-                mode = stat.S_IMODE(os.lstat(folder).st_mode)
-                if mode & stat.S_IRWXU != stat.S_IRWXU:
-                    allow(folder, mode | stat.S_IRWXU)
-                _remove_restrictive_default(folder)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                # One descriptor: a trial may put another file in the place of its cache meanwhile.
+                opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    _restore_rights(f"/proc/self/fd/{opened}")
+                finally:
+                    os.close(opened)
 
 
-def _remove_restrictive_default(folder: str) -> None:
-    """Remove a default ACL that takes rights from the owner; an administrator's may stay."""
-    with suppress(OSError):  # there is none, or the file system has no such lists
-        entries = os.getxattr(folder, _DEFAULT_ACL, follow_symlinks=False)
-        if entries[_OWNERS_RIGHTS] & _RWX != _RWX:
-            os.removexattr(folder, _DEFAULT_ACL, follow_symlinks=False)
+def _restore_rights(folder: str) -> None:
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with suppress(OSError):
+            os.chmod(folder, mode | stat.S_IRWXU)
+    with suppress(OSError):  # there is no default ACL, or the file system has no such lists
+        entries = os.getxattr(folder, _DEFAULT_ACL)
+        if entries[_OWNERS_RIGHTS] & _RWX != _RWX:  # an administrator's may stay
+            os.removexattr(folder, _DEFAULT_ACL)
 
 
 def keep_rights(timers: Reactor, disk: DiskJobs, folders: Collection[str]) -> None:
@@ -200,7 +201,7 @@ def _refusing() -> Iterator[None]:
         yield
     except OSError as problem:
         raise ConfigError(
-            f"--trial-user: {problem.filename}: {problem.strerror or problem}. Mend that, or name"
+            f"--trial-user: {problem.filename}: {problem.strerror or problem}. Repair that, or name"
             " another --workdir."
         ) from problem
 

@@ -92,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option is invalid.
     """
+    _check_kernel()
     for unknown in unknown_variables(os.environ):
         _tell(unknown)
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
@@ -115,10 +116,6 @@ def run(options: argparse.Namespace) -> int:
     if options.trial_env is not None:
         _check_trial_env(options.trial_env)
     workdir = os.path.abspath(options.workdir or _default_workdir(name, options.trial_user))
-    try:
-        os.makedirs(workdir, mode=0o700, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
     keep_memory_private()
     try:
         registration = _find_redis(address)
@@ -131,6 +128,22 @@ def run(options: argparse.Namespace) -> int:
     os.environ[REDIS_VARIABLE] = url
     line = ["--name", name, "--workdir", workdir, "--farm"]
     return _become([*node_process.PROGRAM, *line, *node_process.given_options(options)])
+
+
+def _check_kernel() -> None:
+    """Check that the kernel can watch processes by descriptor, as all since Linux 5.4 can.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as problem:
+        raise ConfigError(
+            f"the kernel of this machine (Linux {os.uname().release}) rejects pidfd_open "
+            f"({problem.strerror}): a worker needs Linux 5.4 or newer, and in a container a "
+            "seccomp profile that allows this call."
+        ) from problem
 
 
 def _become(program: list[str]) -> NoReturn:

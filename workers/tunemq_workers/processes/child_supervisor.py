@@ -14,6 +14,7 @@ from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.system.processes import is_readable, signal_name
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.processes.killed_trees import stuck_text
 from tunemq_workers.runtime.frame_connection import FrameConnection
 from tunemq_workers.runtime.frames import ORDER
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
@@ -24,6 +25,8 @@ _BACK_OFF_S: Final = (0.1, 10.0)
 _LIVED_S: Final = 10.0
 #: How long the node waits at its end for the process to exit.
 _CLOSE_S: Final = 1.0
+#: After this time a killed process that does not end is replaced.
+_STUCK_S: Final = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +34,8 @@ _log = logging.getLogger(__name__)
 class ChildSupervisor:
     """Runs at most one process of a kind, and none before `start_if_none`.
 
-    It starts a process only after it has reaped the previous one, so no two ever work at the same
-    time.
+    It starts a process only after the previous one was killed or ended, so no two ever work at the
+    same time. One that SIGKILL does not end, as it waits for a file system, is left to the kernel.
 
     Args:
         reactor: the node's loop, which makes all calls.
@@ -102,6 +105,7 @@ class ChildSupervisor:
         cancel(self._pending)
         if self._link is not None:
             self._drop()
+        cancel(self._look)
         if self._pid > 0:
             self._reactor.unwatch(self._pidfd)
             # One that hangs in the kernel is left to the process that inherits the node's children.
@@ -148,9 +152,20 @@ class ChildSupervisor:
         self._link.close()
         self._link = None
         self._reactor.watch(self._pidfd, self._ended)
+        self._look = self._reactor.after(_STUCK_S, self._give_up)
         os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the pid cannot be reused
 
+    def _give_up(self) -> None:
+        """Leave a killed process that does not end; it is an orphan from now on."""
+        _log.warning("%s.stuck text=%r", self._name, stuck_text([self._pid]))
+        why = self._why or f"the {self._name} process {self._pid} was killed and does not end"
+        self._reactor.unwatch(self._pidfd)
+        self._forget()
+        self._deaths_in_a_row += 1
+        self._on_end(why)
+
     def _ended(self, _events: int) -> None:
+        cancel(self._look)
         self._reactor.unwatch(self._pidfd)
         pid = self._pid
         code = self._reap()
@@ -164,8 +179,11 @@ class ChildSupervisor:
         self._on_end(self._why)
 
     def _reap(self) -> int:
-        os.close(self._pidfd)
         _, status = os.waitpid(self._pid, 0)
+        self._forget()
+        return os.waitstatus_to_exitcode(status)
+
+    def _forget(self) -> None:
+        os.close(self._pidfd)
         self._children.discard(self._pid)
         self._pid = self._pidfd = -1
-        return os.waitstatus_to_exitcode(status)

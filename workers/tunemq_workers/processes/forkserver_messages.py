@@ -136,6 +136,17 @@ class ProcessTreeGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     process: BoundedText
 
 
+class ProcessTreeStuck(msgspec.Struct, frozen=True, array_like=True, tag="stuck"):
+    """Killed processes of the process tree do not end; the last report about it.
+
+    ``has_exited``: the trial process has ended. ``pids``: some of those that have not.
+    """
+
+    process: BoundedText
+    has_exited: bool
+    pids: tuple[int, ...]
+
+
 class ForkserverPong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     """The answer to a `ForkserverPing`."""
 
@@ -147,6 +158,7 @@ ForkserverReport = (
     | ProcessForked
     | ProcessExited
     | ProcessTreeGone
+    | ProcessTreeStuck
     | ForkserverPong
 )
 

@@ -3,7 +3,8 @@
 When a forkserver is killed, the kernel kills its trial processes. All processes that they leave
 behind become children of the node, in any session or group. Hence the rule: *a child that the node
 did not start belonged to a dead forkserver*. The node kills it, its children become the node's in
-turn, and the last look finds none.
+turn, and the last look finds none, or only *stuck* ones that do not end: see
+`tunemq_workers.processes.killed_trees`. These are reaped when they end after all.
 
 Orphans that fork and exit without end are a race: a look repeats itself while it finds new ones,
 for as long as the node's loop can wait, and with real-time priority if permitted.
@@ -22,16 +23,15 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from tunemq_shared.system.processes import children_of, signal_group, stat_of
+from tunemq_shared.system.processes import children_of, signal_group
 from tunemq_workers.processes import real_time
-from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.processes.killed_trees import KilledTree, is_zombie, stuck_text
+from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 
 #: Shortest and longest pause between two looks: there is no event for a new orphan.
 _PAUSES_S: Final = (0.002, 1.0)
 #: For how long one look searches for new orphans, and then reaps those that it has killed.
 _LOOK_S: Final = 0.05
-#: The position of the number of threads in /proc/<pid>/stat, from the state on.
-_THREADS: Final = 17
 #: Looks in a row that must find no orphan: the kernel's list may miss one while another process
 #: ends.
 _QUIET_LOOKS: Final = 3
@@ -50,35 +50,60 @@ class OrphanReaper:
 
     def __init__(self, reactor: Reactor, own: Collection[int]) -> None:
         self._reactor, self._own = reactor, own
-        self._waiting: list[Callable[[], object]] = []
+        self._waiting: list[Callable[[Collection[int]], object]] = []
+        self._next: Timer | None = None
         self._quiet_looks = 0
         self._pause_s = _PAUSES_S[0]
         #: Those of the last look.
         self._found = set[int]()
         self._immune: set[int] = set()
+        self._tree = KilledTree()
+        #: Orphans that nothing waits for any more.
+        self._stuck: set[int] = set()
 
-    def sweep(self, when_gone: Callable[[], object]) -> None:
-        """Kill every orphan; call ``when_gone`` when none is left, never before this returns."""
-        if not self._waiting:
-            self._reactor.after(0.0, self._look)
+    def sweep(self, when_gone: Callable[[Collection[int]], object]) -> None:
+        """Kill every orphan; call ``when_gone`` when none is left, never before this returns.
+
+        Its argument are those that do not end, usually none.
+        """
         self._waiting.append(when_gone)
         self._quiet_looks, self._pause_s = 0, _PAUSES_S[0]
+        cancel(self._next)
+        self._next = self._reactor.after(0.0, self._look)
+
+    def kill_now(self, within_s: float) -> None:
+        """Kill all orphans at the node's end, and return when none is left, or after some time."""
+        deadline = time.monotonic() + within_s
+        while (orphans := self._kill_all()) - self._reap(orphans) and time.monotonic() < deadline:
+            time.sleep(_PAUSES_S[0])  # they need time to end
 
     def _look(self) -> None:
+        self._next = None
         orphans = self._kill_all()
         orphans -= self._reap(orphans)
+        self._stuck &= orphans
+        orphans -= self._stuck
         self._quiet_looks = 0 if orphans else self._quiet_looks + 1
-        if self._quiet_looks >= _QUIET_LOOKS:
-            gone, self._waiting = self._waiting, []
+        is_over = self._quiet_looks >= _QUIET_LOOKS
+        if is_over:
             self._immune.clear()
-            for call in gone:
-                call()
-            return
+            self._say_gone(())
+        elif orphans and self._tree.is_stuck(orphans) and self._immune.isdisjoint(orphans):
+            self._stuck |= orphans
+            self._say_gone(orphans | self._tree.living)
         # Those of the last look need time to end; new ones may fork the next ones meanwhile.
-        is_slow = bool(orphans) and orphans <= self._found
+        is_slow = is_over or (bool(orphans) and orphans == self._found)
         self._pause_s = min(2 * self._pause_s, _PAUSES_S[1]) if is_slow else _PAUSES_S[0]
         self._found = orphans
-        self._reactor.after(self._pause_s, self._look)
+        if self._next is None and (self._stuck or not is_over):
+            self._next = self._reactor.after(self._pause_s, self._look)
+
+    def _say_gone(self, stuck: Collection[int]) -> None:
+        if stuck:
+            _log.warning("orphans.stuck text=%r", stuck_text(stuck))
+        gone, self._waiting = self._waiting, []
+        for call in gone:
+            call(stuck)
 
     def _kill_all(self) -> set[int]:
         """Kill all orphans, the youngest first, until no new one is found or time has passed."""
@@ -140,17 +165,11 @@ class OrphanReaper:
         deadline = time.monotonic() + _LOOK_S
         for pid in orphans:
             with suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0 and _is_zombie(pid):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0 and is_zombie(pid):
                     traced.add(pid)
             if time.monotonic() > deadline:
                 break
         return traced
-
-
-def _is_zombie(pid: int) -> bool:
-    """Whether all threads of a child have ended, although it is not reaped."""
-    stat = stat_of(pid)
-    return bool(stat) and stat[0] == b"Z" and int(stat[_THREADS]) == 1
 
 
 def _group_of(pid: int) -> int | None:

@@ -18,8 +18,9 @@ One kind of orphan is spared for a moment: Python's resource tracker, which remo
 memory of killed processes. Otherwise that memory would stay in use until the machine restarts. The
 tracker ends by itself when all others of its process tree have ended.
 
-A process tree is *gone* when none of its orphans is left. An orphan belongs to a trial process if
-its process group or session does, or if its environment names the trial process. An orphan without
+A process tree is *gone* when none of its orphans is left, or *stuck* if killed processes do not
+end: see `tunemq_workers.processes.killed_trees`. An orphan belongs to a trial process if its
+process group or session does, or if its environment names the trial process. An orphan without
 either counts for every trial process that was dying when it appeared.
 """
 
@@ -30,19 +31,19 @@ import signal
 import sys
 import time
 from collections.abc import Container, Iterable
-from types import FrameType
 from typing import Final
 
 from tunemq_shared.system.processes import children_of, signal_group, stat_of
 from tunemq_workers.processes import forkserver_messages as messages
 from tunemq_workers.processes import real_time
+from tunemq_workers.processes.killed_trees import MAX_NAMED, KilledTree
 
 #: The environment variable with a trial process's name, inherited by all that it executes.
 MARK: Final = "TUNEMQ_HOST"
 
 #: Part of a resource tracker's command line, and how long one may take to end.
 _TRACKER: Final = b"multiprocessing.resource_tracker"
-_TRACKERS_GRACE_S: Final = 0.5
+_TRACKERS_GRACE_S: Final = 1.0
 _PYTHON: Final = os.path.basename(sys.executable).encode()[:15]
 
 #: The position of the flags in /proc/<pid>/stat, and the flag of a thread that is ending.
@@ -97,6 +98,8 @@ class ProcessTrees:
         self._pids: dict[str, int] = {}
         self._processes: dict[int, str] = {}
         self._dying: dict[str, int] = {}
+        #: Those that were killed, or have ended, until they are gone or stuck.
+        self._killed: dict[str, KilledTree] = {}
         #: Processes that were killed, or have ended, and are not reaped yet.
         self._told: set[int] = set()
         self._orphans: dict[int, frozenset[str]] = {}
@@ -116,6 +119,11 @@ class ProcessTrees:
         self._pids[process] = pid
         self._processes[pid] = process
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `reap` has to be called several times a second, also without a SIGCHLD."""
+        return bool(self._killed)
+
     def term(self, process: str) -> None:
         """Send SIGTERM to the process group of a trial process, if it lives."""
         if (pid := self._pids.get(process)) is not None:
@@ -126,6 +134,7 @@ class ProcessTrees:
         if (pid := self._pids.get(process)) is not None:
             self._hurry()
             os.kill(pid, signal.SIGKILL)
+            self._killed.setdefault(process, KilledTree())
 
     def kill_all(self) -> None:
         """Kill every trial process."""
@@ -135,7 +144,8 @@ class ProcessTrees:
     def reap(self) -> list[messages.ForkserverReport]:
         """Reap ended children, kill orphans of dead trial processes, and return reports of changes.
 
-        Call it after every SIGCHLD: each killed orphan causes another SIGCHLD until none is left.
+        Call it after every SIGCHLD: each killed orphan causes another SIGCHLD until none is left;
+        and see `is_waiting`.
         """
         reports: list[messages.ForkserverReport] = []
         while (ended := _ended_child()) is not None or self._dying:
@@ -155,8 +165,10 @@ class ProcessTrees:
         self._find_owners(reports)
         remaining = frozenset[str]().union(*self._orphans.values())
         for process in [process for process in self._dying if process not in remaining]:
-            del self._dying[process]
+            del self._dying[process], self._killed[process]
             reports.append(messages.ProcessTreeGone(process))
+        for process in list(self._killed):
+            self._give_up_if_stuck(process, reports)
         if not self._trackers:
             self._trackers_deadline = None
         if not self._dying:
@@ -209,6 +221,7 @@ class ProcessTrees:
             return
         del self._pids[process]
         self._dying[process] = pid
+        self._killed.setdefault(process, KilledTree())
         status = ended.si_status
         if ended.si_code == os.CLD_EXITED:
             reports.append(messages.ProcessExited(process, pid, None, status))
@@ -258,6 +271,23 @@ class ProcessTrees:
                 ends = "killed; its slot stays taken until it ends."
                 reports.append(messages.ForkserverWarned(f"{text} {ends}"))
 
+    def _give_up_if_stuck(self, process: str, reports: list[messages.ForkserverReport]) -> None:
+        """Report a killed process tree that does not end; what is left has no owner any more."""
+        pid = self._pids.get(process)
+        left = [pid] if pid else [one for one, owners in self._orphans.items() if process in owners]
+        tree = self._killed[process]
+        if not tree.is_stuck(left) or not self._immune.isdisjoint(left):
+            return
+        named = tuple(sorted({*left, *tree.living})[:MAX_NAMED])
+        reports.append(messages.ProcessTreeStuck(process, pid is None, named))
+        del self._killed[process]
+        self._dying.pop(process, None)
+        if pid:
+            del self._pids[process], self._processes[pid]
+            self._told.add(pid)
+        for one in left:
+            self._orphans[one] = self._orphans.get(one, frozenset()) - {process}
+
     def _kill_group(self, process: int) -> None:
         """Kill a trial process's group; if a tracker is in it, leave that to `_sweep`."""
         if process in map(os.getpgid, self._trackers):
@@ -271,9 +301,6 @@ class ProcessTrees:
             return
         if self._trackers_deadline is None:
             self._trackers_deadline = time.monotonic() + _TRACKERS_GRACE_S
-            # Wakes this process if no child ends before.
-            signal.signal(signal.SIGALRM, _only_wake)
-            signal.setitimer(signal.ITIMER_REAL, 1.02 * _TRACKERS_GRACE_S)
         elif time.monotonic() > self._trackers_deadline:
             for pid in self._trackers:
                 self._orphans.pop(pid, None)
@@ -294,10 +321,6 @@ class ProcessTrees:
                 return frozenset({process})
         mark = _mark_of(orphan)
         return frozenset({mark} if mark in dead else dead)
-
-
-def _only_wake(_signal: int, _frame: FrameType | None) -> None:
-    """Do nothing: the signal's byte in the wakeup socket is enough."""
 
 
 def _ended_child() -> os.waitid_result | None:

@@ -8,6 +8,7 @@ its writer can hold its lock (`splice` from a silent socket), and every read the
 
 from __future__ import annotations
 
+import atexit
 import signal
 import socket
 from typing import Final
@@ -40,6 +41,8 @@ def interrupt_lingering() -> None:
             signal.signal(signal.SIGALRM, do_nothing)
             signal.siginterrupt(signal.SIGALRM, False)
             signal.setitimer(signal.ITIMER_REAL, _INTERRUPT_S, _INTERRUPT_S)
+            # An interpreter that ends restores the default action of SIGALRM, which is to die.
+            atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
 def _refuses_descriptors(sock: socket.socket) -> bool:

@@ -20,6 +20,7 @@ import cloudpickle  # noqa: F401 - preloaded: every trial's code needs it
 
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
+from tunemq_shared.base.script_classes import receive_script_classes
 from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
 from tunemq_shared.checkpoints.local_store import LocalCheckpointStore
 from tunemq_shared.checkpoints.store_sink import StoreSink
@@ -147,6 +148,7 @@ class _TrialLoop:
             return None
         try:
             if start.code.sha256 != self._code:
+                receive_script_classes()
                 self._trainable = load(start.code)
                 self._code = start.code.sha256
             config = unpack_config(start.config)

@@ -105,7 +105,7 @@ def _revive(
     trial.failure = None
     trial.failures, trial.in_a_row, trial.fell_with, trial.fell_alone = {}, {}, [], []
     trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
-    trial.fruitless, trial.not_before = 0, 0.0
+    trial.excused_tries, trial.fruitless, trial.not_before = 0, 0, 0.0
     runner.queue.follow(trial)
     runner.book.review_newest(trial)
     is_anew = begins_anew(event, trial_id)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tunemq_scheduler.core.commands import NotifyFailure, WarnFailingNode
 from tunemq_scheduler.core.failure_policy import (
+    EXCUSED_TRIES,
     FailureClass,
     LogMatch,
     RetryDecision,
@@ -70,12 +71,17 @@ def matched(runner: TrialActions, event: m.LogMatched) -> None:
 
 
 def lost_its_node(
-    runner: TrialActions, trial: Trial, event: m.NodeLost, *, was_alone: bool
+    runner: TrialActions, trial: Trial, event: m.NodeLost, *, was_alone: bool, has_left: bool
 ) -> None:
     """Handle the loss of a trial's node; a trial that takes node after node with it is poison.
 
-    Only the loss of a node that ran no other trial counts against this one.
+    Only the loss of a node that ran no other trial counts against this one. That of a node that was
+    told to end (``has_left``) does not, `EXCUSED_TRIES` times in a row.
     """
+    if has_left and trial.excused_tries < EXCUSED_TRIES:
+        trial.excused_tries += 1
+        runner.set_aside(trial)
+        return
     _fell(trial, event.instance_id, was_alone=was_alone)
     verdict = _judge_losses(runner, trial)
     if verdict.is_retried:

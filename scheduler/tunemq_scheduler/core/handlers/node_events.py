@@ -41,15 +41,17 @@ def joined(runner: TrialActions, event: m.NodeJoined) -> None:
 
 
 def withheld(runner: TrialActions, event: m.DevicesWithheld) -> None:
-    """Place nothing new on some devices of a node, until it offers them again."""
+    """Place nothing new on some devices of a node until it offers them again, or on all of it."""
     node = event.instance_id
     if node in runner.nodes:
-        runner.nodes[node] = replace(runner.nodes[node], withheld=event.devices)
+        runner.nodes[node] = replace(
+            runner.nodes[node], withheld=event.devices, is_ending=event.is_ending
+        )
         runner.placement.withhold(node, event.devices)
         runner.review_nodes()
     elif node in runner.away:
         away = runner.away[node]
-        without = replace(away.joined, withheld=event.devices)
+        without = replace(away.joined, withheld=event.devices, is_ending=event.is_ending)
         runner.away[node] = replace(away, joined=without)
 
 
@@ -67,7 +69,9 @@ def lost(runner: TrialActions, event: m.NodeLost) -> None:
         for one in held_slots:
             trial = runner.live.get(one.trial)
             if trial is not None and trial.attempt == one.attempt:
-                _lose_process(runner, trial, event, activity, was_alone=was_alone)
+                _lose_process(
+                    runner, trial, event, activity, was_alone=was_alone, has_left=node.is_ending
+                )
     if event.is_dead:
         _bury(runner, event.instance_id)
 
@@ -114,6 +118,7 @@ def _lose_process(
     activity: dict[str, TrialActivity],
     *,
     was_alone: bool,
+    has_left: bool,
 ) -> None:
     if trial.status != RUNNING:
         runner.forget_if_over(trial)
@@ -121,7 +126,7 @@ def _lose_process(
     trial.story.append(event)
     if not runner.end_if_due(trial, event):
         activity[trial.trial_id] = TrialActivity.of(trial)
-        failure_events.lost_its_node(runner, trial, event, was_alone=was_alone)
+        failure_events.lost_its_node(runner, trial, event, was_alone=was_alone, has_left=has_left)
 
 
 def _bury(runner: TrialActions, node: str) -> None:

@@ -121,6 +121,8 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         failures: the number of failures of each class; ``in_a_row``: since its last new result.
         fell_with: the nodes lost while they ran it, since its last new result; ``fell_alone``:
             those of them that ran no other trial, of any experiment.
+        excused_tries: the number of nodes that were told to end while they ran it, since its last
+            new result, and that therefore do not count.
         ending: why it is about to end, until its process confirms that all checkpoints are saved.
         stop_ordered: whether it ends because of a stop request.
         pausing: why it is being paused; empty if it is not.
@@ -157,6 +159,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     in_a_row: dict[str, int] = {}
     fell_with: list[str] = []
     fell_alone: list[str] = []
+    excused_tries: int = 0
     fruitless: int = 0
     repeated: int = 0
     preemptions: int = 0
@@ -261,8 +264,8 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
 
     def got_on(self) -> None:
         """Reset the counts of failures in a row after a new result, which proves progress."""
-        if self.fruitless or self.in_a_row or self.fell_with:
-            self.fruitless = 0
+        if self.fruitless or self.in_a_row or self.fell_with or self.excused_tries:
+            self.fruitless = self.excused_tries = 0
             self.in_a_row.clear()
             self.fell_with.clear()
             self.fell_alone.clear()

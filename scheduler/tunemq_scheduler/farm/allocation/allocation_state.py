@@ -111,10 +111,10 @@ class AllocationState:
         self._count(claim, -1)
         needed = {part for one in self.claims_on(claim.instance_id) for part in one.givers}
         node = self.ledger.nodes.get(claim.instance_id)
-        if node is None or node.is_draining or node.alone_for:
+        if node is None or node.is_draining or node.is_ending or node.alone_for:
             return
         for part in claim.givers:
-            if part not in needed and part.experiment in self.members:
+            if part not in needed:
                 self.restore(part)
 
     def move_claim(self, instance_id: str, kept: ResourceAmounts, gone: ResourceAmounts) -> None:

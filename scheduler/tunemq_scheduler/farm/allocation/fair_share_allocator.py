@@ -77,6 +77,8 @@ class FairShareAllocator:
             for part in list(node.parts.values()):
                 self._members.of(part).parts.pop(instance_id, None)
             self._ledger.remove_node(instance_id)
+            for claim in self._state.claims_on(instance_id):
+                self._state.drop_claim(claim)
             for member in self._members:
                 member.avoided.pop(instance_id, None)
 
@@ -106,11 +108,18 @@ class FairShareAllocator:
 
     def node_drained(self, instance_id: str, grace_s: float | None = None) -> None:
         """Empty a node: its trials run to their end, or are preempted within a grace period."""
-        node = self._ledger.nodes.get(instance_id)
-        if node is None:
-            return
-        node.is_draining = True
-        for part in list(node.parts.values()):
+        if (node := self._ledger.nodes.get(instance_id)) is not None:
+            node.is_draining = True
+            self._empty_node(instance_id, grace_s)
+
+    def node_ending(self, instance_id: str) -> None:
+        """Offer nothing more of a node that was told to end; it ends its trials itself."""
+        if (node := self._ledger.nodes.get(instance_id)) is not None:
+            node.is_ending = True
+            self._empty_node(instance_id, None)
+
+    def _empty_node(self, instance_id: str, grace_s: float | None) -> None:
+        for part in list(self._ledger.nodes[instance_id].parts.values()):
             self._empty(part, grace_s)
         self._ledger.refresh(instance_id)
         self._book_node(instance_id)
@@ -177,6 +186,9 @@ class FairShareAllocator:
         for part in member.parts.values():
             self._members.book_part(part, counts=False)
             self._ledger.forget(part)
+        for claim in self._state.claims:
+            for part in [one for one in claim.givers if one.experiment == name]:
+                del claim.givers[part]
         self._ledger.forget_numbers(name)
         self._members.remove(name)
         self._is_changed = True

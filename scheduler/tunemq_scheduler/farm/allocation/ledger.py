@@ -38,6 +38,7 @@ class LedgerNode:
         not_offered: the free part once all leaving trials have ended.
         aside: the part of ``withheld`` devices that no experiment holds (withheld has the reasons).
         is_unknown: whether an experiment may hold any part of it.
+        is_ending: whether it was told to end.
         alone_for: the experiment that has the node for itself, or will once all others have left.
         version: grows with each change.
     """
@@ -54,13 +55,16 @@ class LedgerNode:
         self.withheld: Mapping[str, str] = {}
         self.parts: dict[str, NodePart] = {}
         self.is_lost = self.is_draining = self.is_unknown = False
+        self.is_ending = joined.is_ending
         self.alone_for = ""
         self.version = 0
 
     @property
     def state(self) -> str:
         """The state, in a word."""
-        return LOST if self.is_lost else DRAINING if self.is_draining else READY
+        if self.is_lost:
+            return LOST
+        return DRAINING if self.is_draining or self.is_ending else READY
 
     @property
     def is_open(self) -> bool:

@@ -187,9 +187,12 @@ class SearchStatusReporter:
         runner = self._loop.runner
         trials = [self._find(wanted)] if wanted else runner.errored()
         for trial in trials:
-            status = runner.summary(trial).status
-            if status != ERROR:
-                raise ConfigError(f"trial {trial} is {status}; only one in ERROR is tried again.")
+            summary = runner.summary(trial)
+            if summary.status != ERROR:
+                why = f" ({summary.reason})" if summary.reason else ""
+                raise ConfigError(
+                    f"trial {trial} is {summary.status}{why}; only one in ERROR is tried again."
+                )
         if runner.stopping or runner.interrupted:
             raise ConfigError("the search is ending, so that no trial is tried again.")
         if trials:

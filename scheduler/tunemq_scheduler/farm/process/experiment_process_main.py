@@ -34,6 +34,7 @@ from tunemq_scheduler.farm.process.experiment_start import run_on_farm
 from tunemq_scheduler.farm.process.script_tuner import load_tuner
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.base.script_classes import receive_script_classes
 from tunemq_shared.checkpoints.open_store import use_only
 from tunemq_shared.code.blob_folder import BlobFolder
 from tunemq_shared.code.blob_store import open_blobs
@@ -124,6 +125,7 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
     if ref.store:
         with open_blobs(ref.store) as blobs:
             ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
+    receive_script_classes()
     return TunerParts(*load_tuner_parts(read_plain(ref.path)))
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tunemq_scheduler.api.tuner import Tuner
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.script_classes import SCRIPT_MODULE
 from tunemq_shared.executables.executable import Executable
 from tunemq_shared.executables.run_executable import FOLDER_HINT
-
-#: The name of the script's module; not ``__main__``, so that its main part does not run.
-_MODULE: Final = "__tunemq_script__"
 
 
 def load_tuner(path: Path, name: str) -> Tuner:
@@ -36,11 +34,11 @@ def load_tuner(path: Path, name: str) -> Tuner:
     folder = str(path.parent)
     sys.argv[:] = [str(path)]
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
-    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    spec = importlib.util.spec_from_file_location(SCRIPT_MODULE, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python script; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
+    sys.modules[SCRIPT_MODULE] = module  # dataclasses and type hints look their module up
     cloudpickle.register_pickle_by_value(module)  # also of values in configurations
     Tuner.may_fit, Executable.script_folder = False, folder
     try:

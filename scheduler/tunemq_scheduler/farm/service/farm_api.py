@@ -223,13 +223,7 @@ class FarmApi:
             self._experiments.resume(entry.name)
             return _done(entry, "continues")
         self._may(entry, State.QUEUED, "resumed")
-        was_stopped = entry.state is State.STOPPED
-        done = self._queued(self._queue.move(entry.name, State.QUEUED, reason))
-        if not was_stopped:
-            return done
-        return msgspec.structs.replace(
-            done, text=f"{done.text}; trials that the stop ended stay ended"
-        )
+        return self._queue_again(entry, reason, stay="trials")
 
     def retry(self, request: r.RetryTrials, caller: RequestCaller) -> MaybeLater[a.RequestDone]:
         """Continue trials in state ERROR now, or in another run of a finished experiment."""
@@ -243,7 +237,8 @@ class FarmApi:
         if request.trial:
             self._experiments.log(entry.name, request.trial)  # raises if there is no such trial
         reason = f"retried by {caller.owner}"
-        return self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=trial))
+        stay = "other trials" if request.trial else "trials"
+        return self._queue_again(entry, reason, retry=trial, stay=stay)
 
     def remove(
         self, request: r.RemoveExperiment, _caller: RequestCaller
@@ -437,6 +432,17 @@ class FarmApi:
             raise RequestRejected(
                 f"experiment {entry.name} is {entry.state} and cannot be {done}{why}"
             )
+
+    def _queue_again(
+        self, entry: QueueEntry, reason: str, *, stay: str, retry: str = ""
+    ) -> a.RequestDone:
+        """Queue an ended experiment; of a stopped one, say which trials (``stay``) stay ended."""
+        was_stopped = entry.state is State.STOPPED
+        done = self._queued(self._queue.move(entry.name, State.QUEUED, reason, retry=retry))
+        if not was_stopped:
+            return done
+        text = f"{done.text}; {stay} that the stop ended stay ended"
+        return msgspec.structs.replace(done, text=text)
 
     def _queued(self, entry: QueueEntry) -> a.RequestDone:
         ahead = self._queue.ahead_of(entry)

@@ -92,12 +92,21 @@ class FarmNodes:
                 case m.NodeReturned():
                     self._allocator.node_returned(read_event.instance_id)
                 case m.DevicesWithheld():
-                    self._allocator.devices_withheld(read_event.instance_id, read_event.devices)
+                    self._withheld(read_event)
                 case _:
                     pass  # experiments get reports, not the farm itself
         self._client.settle()
         self._judge_disks()
         return dead
+
+    def _withheld(self, event: m.DevicesWithheld) -> None:
+        instance_id = event.instance_id
+        self._allocator.devices_withheld(instance_id, event.devices)
+        if event.is_ending:
+            self._allocator.node_ending(instance_id)
+        if (known := self._nodes.get(instance_id)) is not None:
+            about = msgspec.structs.replace(known.about, is_ending=event.is_ending)
+            self._nodes[instance_id] = known._replace(about=about)
 
     def name_of(self, instance_id: str) -> str:
         """Return the name of a node; the instance id if it is unknown."""
@@ -218,7 +227,8 @@ class FarmNodes:
         foreign = {gpu.uuid: gpu.foreign for gpu in node_metrics.gpus}
         is_idle = not allocation.held
         state = {"ready": "ready", "lost": SILENT}.get(allocation.state)
-        if state is None and allocation.node not in self._asked:
+        is_ending = known is not None and known.about.is_ending
+        if state is None and allocation.node not in self._asked and not is_ending:
             state = SET_ASIDE
         return NodeRow(
             node=allocation.node,
@@ -265,6 +275,9 @@ class FarmNodes:
             return "silent for longer than its lease"
         if allocation.node in self._asked:
             return self._asked[allocation.node]
+        known = self._nodes.get(allocation.instance_id)
+        if known is not None and known.about.is_ending:
+            return "its worker was told to end"
         node_metrics = self._transport.node_metrics(allocation.instance_id)
         if node_metrics.why_no_trial:
             return node_metrics.why_no_trial

@@ -135,8 +135,10 @@ class NodeRegistry:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", redis_keys.NODES, known.entry_id))
             known.entry_id = entry_id
-            before, withheld = known.about.withheld, joined(registration).withheld
-            known.about = msgspec.structs.replace(known.about, withheld=withheld)
+            before, now = known.about.withheld, joined(registration)
+            known.about = msgspec.structs.replace(
+                known.about, withheld=now.withheld, is_ending=now.is_ending
+            )
             for channel in self.channels.values():
                 channel.sees(known.about)
         else:

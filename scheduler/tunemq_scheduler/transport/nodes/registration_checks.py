@@ -52,6 +52,7 @@ def joined(registration: NodeRegistration) -> NodeJoined:
         registration.resources,
         registration.gpus,
         withheld=_withheld(registration),
+        is_ending=registration.is_ending,
     )
 
 

@@ -181,7 +181,7 @@ def test_leftovers_with_held_locks_cost_no_time(staging: StagingFolder, tmp_path
             assert staging.remove_leftovers().files == 0
             with staging.new():
                 pass
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
     assert time.process_time() - used < 2.0
     assert flocked.exists()
     assert with_lease.exists()

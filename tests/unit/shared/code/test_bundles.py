@@ -173,6 +173,109 @@ def test_ignore_file_in_a_folder_counts_below_it_and_overrides_those_above(
     assert not {"data.bin", "models/net.py", "models/secret"} & found
 
 
+@pytest.fixture
+def inner(project: Path) -> Path:
+    """A folder of a repository."""
+    folder = project / "models" / "exp"
+    for name in ("a.py", "a.bin", "b.yaml", "out/c.bin"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("x")
+    return folder
+
+
+INNER = {"a.py", "a.bin", "b.yaml", "out/c.bin"}
+
+
+def test_ignore_files_above_a_folder_of_a_repository_count(blobs, inner, project, tmp_path):
+    (project / ".gitignore").write_text("b.yaml\n/a.py\n/models/exp/out/\n")
+    (project / "models" / ".tunemqignore").write_text("/exp/a.bin\n")
+    (project / "models" / ".gitignore").write_text("*\n")
+    (tmp_path / ".gitignore").write_text("*.py\n")
+    assert take(inner, blobs, tmp_path) == {"a.py"}
+    link = tmp_path / "link"
+    link.symlink_to(inner)
+    assert take(link, blobs, tmp_path / "again") == {"a.py"}
+
+
+@pytest.mark.parametrize("is_worktree", [False, True])
+def test_repository_within_another_ends_the_rules_above(
+    blobs, inner, project, tmp_path, is_worktree
+):
+    (project / ".gitignore").write_text("*.yaml\n")
+    git = inner / ".git"
+    git.write_text("gitdir: x\n") if is_worktree else git.mkdir()
+    assert take(inner, blobs, tmp_path) - {".git"} == INNER
+
+
+def test_ignore_files_above_do_not_count_outside_of_a_repository(blobs, inner, project, tmp_path):
+    (project / ".git" / "config").unlink()
+    (project / ".git").rmdir()
+    (project / ".gitignore").write_text("*\n")
+    assert take(inner, blobs, tmp_path) == INNER
+
+
+def test_ignore_files_above_include_nothing(blobs, inner, project, tmp_path):
+    for name in (".env", ".netrc"):
+        (inner / name).write_text("x")
+    (project / ".gitignore").write_text("b.yaml\n!.env\n!.netrc\n!b.yaml\n!/models/exp/.env\n")
+    assert take(inner, blobs, tmp_path) == INNER
+
+
+def test_ignore_file_of_the_folder_overrides_those_above(blobs, inner, project, tmp_path):
+    (project / ".gitignore").write_text("*.bin\nb.yaml\n")
+    (inner / ".tunemqignore").write_text("!out/*.bin\n")
+    assert take(inner, blobs, tmp_path) == {"a.py", "out/c.bin", ".tunemqignore"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["exp/", "/models/", "models/exp/*\n!models/exp/a.py", "**/exp/**", "/*\n!/train.py", "*"],
+)
+def test_lines_above_that_exclude_the_folder_itself_do_not_count(
+    blobs, inner, project, tmp_path, lines
+):
+    (project / ".gitignore").write_text(f"{lines}\n*.yaml\n")
+    assert take(inner, blobs, tmp_path) == INNER - {"b.yaml"}
+
+
+def test_ignore_file_above_that_excludes_all_but_some_names_counts(blobs, inner, project, tmp_path):
+    (inner / "out" / "c.py").write_text("x")
+    (project / ".gitignore").write_text("*\n!*/\n!*.py\n")
+    assert take(inner, blobs, tmp_path) == {"a.py", "out/c.py"}
+    (inner / ".gitignore").write_text("*\n!*/\n!*.bin\n")
+    assert take(inner, blobs, tmp_path / "again") == {"a.bin", "out/c.bin"}
+
+
+def test_ignore_file_above_of_another_user_does_not_count(
+    blobs, inner, project, tmp_path, monkeypatch
+):
+    """Else that user could keep files out, or put an empty file in place of a `.gitignore`."""
+    other = project / ".tunemqignore"
+    other.write_text("b.yaml\n")
+    (project / ".gitignore").write_text("a.bin\n")
+    (project / "models" / ".gitignore").symlink_to(inner / "rules")  # another user may link, too
+    (inner / "rules").write_text("a.py\n")
+    assert take(inner, blobs, tmp_path) == {*INNER, "rules"} - {"b.yaml"}
+
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = real(path)
+        owner = os.geteuid() + 1 if path.samefile(other) else found.st_uid
+        return os.stat_result((*found[:4], owner, *found[5:10]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "lstat", lstat)
+        ref = bundle(inner, blobs)
+    assert files_in(unpacked(ref, tmp_path / "again")) == {*INNER, "rules"} - {"a.bin"}
+
+
+def test_unreadable_ignore_file_above_is_named(blobs, inner, project):
+    (project / ".gitignore").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"project/\.gitignore cannot be understood"):
+        bundle(inner, blobs)
+
+
 def test_unreadable_ignore_file_is_named(blobs, project):
     (project / ".tunemqignore").write_bytes(b"\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"project/\.tunemqignore cannot be understood"):

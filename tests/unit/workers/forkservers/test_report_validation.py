@@ -36,6 +36,7 @@ from tunemq_workers.processes.forkserver_messages import (
     ProcessExited,
     ProcessForked,
     ProcessTreeGone,
+    ProcessTreeStuck,
     encode,
 )
 from tunemq_workers.processes.memory_groups import MemoryCgroups
@@ -216,6 +217,9 @@ LIES: dict[str, Callable[[int], bytes]] = {
     "an exit code that there is not": lambda pid: encode(ProcessExited("h1", pid, None, 2**60)),
     "a process tree that is gone before its process": lambda pid: encode(ProcessTreeGone("h1")),
     "a process tree of an unknown process": lambda pid: encode(ProcessTreeGone("h7")),
+    "a stuck tree of an unknown process": lambda pid: encode(ProcessTreeStuck("h7", False, ())),
+    "a stuck tree before its process": lambda pid: encode(ProcessTreeStuck("h2", False, ())),
+    "a stuck tree of an ended process": lambda pid: encode(ProcessTreeStuck("h1", True, ())),
     "a process twice": lambda pid: encode(ProcessForked("h2", pid)),
     "init": lambda pid: encode(ProcessForked("h2", 1)),
     "this process": lambda pid: encode(ProcessForked("h2", os.getpid())),
@@ -306,10 +310,8 @@ def test_forkserver_that_does_not_fork_is_found(reported):
     assert looks(reported) == (12, "of trial process h2 that it was forked")
 
 
-@pytest.mark.parametrize("hides", ["its end", "that its tree is gone", "a process that waits"])
-def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(
-    reported, victim, hides, monkeypatch
-):
+@pytest.mark.parametrize("hides", ["its end", "that its tree is gone"])
+def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(reported, victim, hides):
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     reported.take(encode(ProcessForked("h2", gone.pid)))
@@ -323,10 +325,48 @@ def test_forkserver_that_hides_the_end_of_a_trial_process_is_found(
         return
     assert looks(reported, 11) == (11, "")
     reported.take(encode(ProcessExited("h1", reported.pid, signal.SIGKILL, None)))
-    if hides == "a process that waits":
-        monkeypatch.setattr(ReportedProcesses, "_is_clearing", lambda _: True)
-    longest = 12 if hides == "that its tree is gone" else 120
-    assert looks(reported) == (longest, "of trial process h1 that all that it left has ended")
+    assert looks(reported) == (12, "of trial process h1 that all that it left has ended")
+
+
+def test_forkserver_that_does_not_say_that_a_killed_process_is_stuck_is_found(
+    reported, monkeypatch
+):
+    reported.take(encode(ProcessExited("h2", None, None, None)))
+    reported.take(encode(ProcessTreeGone("h2")))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+    reported.reported_processes.kill("h1")
+    assert looks(reported) == (12, "of trial process h1 that it was killed and does not end")
+
+
+def test_report_that_a_process_tree_is_stuck_has_its_processes_killed(reported, monkeypatch):
+    send, sent = signal.pidfd_send_signal, []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *one: (sent.append(one[1]), send(*one)))
+    with (
+        subprocess.Popen(["sleep", "600"], process_group=0) as trial_process,
+        subprocess.Popen(["sleep", "600"], process_group=trial_process.pid) as left,
+    ):
+        reported.take(encode(ProcessForked("h2", trial_process.pid)))
+        reported.take(encode(ProcessTreeStuck("h2", False, (trial_process.pid,))))
+        is_killed = sent == [signal.SIGKILL] * 2
+        if not is_killed:
+            os.killpg(trial_process.pid, signal.SIGKILL)
+    assert is_killed
+    assert trial_process.returncode == left.returncode == -signal.SIGKILL
+    assert reported.reported_processes.names() == ["h1"]
+
+
+def test_slot_of_a_stuck_process_tree_is_free_and_its_search_is_warned(node):
+    warned: list[tuple[str, str]] = []
+    node.pool.on_warning = lambda key, text: warned.append((key, text))
+    server = node.ask("h1")
+    pid = node.forked("h1")
+    os.kill(server.pid, signal.SIGSTOP)
+    write(server, encode(ProcessTreeStuck("h1", False, (pid,))))
+    node.until(lambda: node.heard.of("gone", "h1"))
+    assert node.heard.of("exited", "h1") == [(signal.SIGKILL, None)]
+    ((key, text),) = warned
+    assert key == "events"
+    assert f"killed processes do not end: {pid} (state" in text
 
 
 def test_report_that_a_process_tree_has_ended_is_rejected_while_one_of_it_runs(reported):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from tests.support.waiting import eventually
 from tests.unit.workers.fakes import Clock
 from tunemq_shared.system.processes import children_of
-from tunemq_workers.processes import orphans
+from tunemq_workers.processes import killed_trees, orphans
 from tunemq_workers.processes.orphans import OrphanReaper
 
 SLEEPS = (sys.executable, "-c", "input()")
@@ -24,11 +26,13 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock()
         self.is_done = False
+        self.stuck: Collection[int] = ()
         reactor: Any = self.clock
-        OrphanReaper(reactor, set(children_of(os.getpid()))).sweep(self._done)
+        self.reaper = OrphanReaper(reactor, set(children_of(os.getpid())))
+        self.reaper.sweep(self._done)
 
-    def _done(self) -> None:
-        self.is_done = True
+    def _done(self, stuck: Collection[int]) -> None:
+        self.is_done, self.stuck = True, stuck
 
     def continues(self) -> bool:
         self.clock.advance(1.0)
@@ -80,3 +84,23 @@ def test_orphan_that_another_process_traces_is_not_waited_for():
         eventually(world.continues)
         tracer.communicate(b"")
     orphan.communicate()
+
+
+def test_killed_orphan_that_does_not_end_is_not_waited_for_without_end(monkeypatch, caplog):
+    world = World()
+    monkeypatch.setattr(killed_trees, "_LOOK_S", 0.0)
+    orphan = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: None)  # as if it waited for a lost file system
+        patch.setattr(orphans, "signal_group", lambda *_: None)
+        eventually(world.continues)
+        assert set(world.stuck) == {orphan.pid}
+        assert f"killed processes do not end: {orphan.pid} (state " in caplog.text
+        world.is_done = False
+        world.reaper.sweep(world._done)
+        for _ in range(orphans._QUIET_LOOKS):
+            world.continues()
+        assert world.is_done, "the next sweep does not wait for it"
+    orphan.send_signal(signal.SIGKILL)
+    eventually(lambda: world.continues() and orphan.pid not in children_of(os.getpid()))
+    assert orphan.wait() == 0  # it was reaped

@@ -14,8 +14,12 @@ import pytest
 from tests.support.waiting import eventually
 from tunemq_shared.system import process_attributes
 from tunemq_shared.system.processes import children_of
-from tunemq_workers.processes import process_tree
-from tunemq_workers.processes.forkserver_messages import ProcessExited, ProcessTreeGone
+from tunemq_workers.processes import killed_trees, process_tree
+from tunemq_workers.processes.forkserver_messages import (
+    ProcessExited,
+    ProcessTreeGone,
+    ProcessTreeStuck,
+)
 from tunemq_workers.processes.process_tree import ProcessTrees
 
 
@@ -256,3 +260,109 @@ def test_commands_about_an_ended_process_are_ignored():
     process_trees.kill_all()
 
     assert process_trees.reap() == []
+
+
+@pytest.mark.parametrize("is_orphan", [False, True])
+def test_killed_process_is_held_once_nothing_new_was_below_it_for_long(monkeypatch, is_orphan):
+    monkeypatch.setattr(killed_trees, "_LOOK_S", 0.0)
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process_trees.add("h", process := asleep())
+    held, kill = asleep() if is_orphan else process, os.kill
+    reports: list[object] = []
+    with monkeypatch.context() as patch:  # as if it waited for a lost file system
+        patch.setattr(os, "kill", lambda *_: None)
+        patch.setattr(process_tree, "signal_group", lambda *_: None)
+        if is_orphan:
+            kill(process, signal.SIGKILL)
+            eventually(lambda: reports.extend(process_trees.reap()) or reports)
+            assert reports.pop(0) == ProcessExited("h", process, signal.SIGKILL, None)
+        else:
+            process_trees.kill("h")
+        for _ in range(100):
+            assert process_trees.is_waiting is not bool(reports)
+            reports += process_trees.reap()
+    assert reports == [ProcessTreeStuck("h", is_orphan, (held,))]
+    assert not process_trees
+    assert not process_trees.is_waiting
+    kill(held, signal.SIGKILL)
+    eventually(lambda: process_trees.reap() or held not in children_of(os.getpid()))
+    assert not process_trees.reap(), "its end is not reported again"
+
+
+def test_other_trial_is_gone_while_one_is_held(monkeypatch):
+    process_trees = ProcessTrees(own=children_of(os.getpid()))
+    process_trees.add("held", held := asleep())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: None)
+        process_trees.kill("held")
+    process_trees.add("other", asleep())
+    process_trees.kill("other")
+    reports: list[object] = []
+    eventually(lambda: reports.extend(process_trees.reap()) or ProcessTreeGone("other") in reports)
+    os.kill(held, signal.SIGKILL)
+    eventually(lambda: process_trees.reap() and not process_trees)
+
+
+#: Fork as many children as each line of the input says, which end; "alive" forks one that waits.
+FORKS = """
+import os, signal, sys
+print(flush=True)
+for line in sys.stdin:
+    is_alive = line == "alive\\n"
+    for _ in range(1 if is_alive else int(line)):
+        pid = os.fork()
+        if pid == 0:
+            if is_alive:
+                signal.pause()
+            os._exit(0)
+        if not is_alive:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    print(pid, flush=True)
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks on demand: see `FORKS`."""
+    line = [sys.executable, "-S", "-c", FORKS]
+    with subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def forks(parent: subprocess.Popen[str], what: str) -> int:
+    parent.stdin.write(f"{what}\n")
+    parent.stdin.flush()
+    return int(parent.stdout.readline())
+
+
+def test_only_living_processes_below_a_killed_one_are_new(parent, monkeypatch):
+    monkeypatch.setattr(killed_trees, "_LOOK_S", 0.0)
+    tree, looks = killed_trees.KilledTree(), killed_trees._LOOKS
+    assert not tree.is_stuck([parent.pid])
+    for _ in range(looks - 1):
+        forks(parent, "10")
+        assert not tree.is_stuck([parent.pid])
+    left = forks(parent, "alive")
+    for _ in range(looks):
+        assert not tree.is_stuck([parent.pid])
+        eventually(lambda: killed_trees.is_zombie(left))
+    assert tree.is_stuck([parent.pid])
+    assert tree.living == {parent.pid}
+
+
+@pytest.mark.usefixtures("is_subreaper")
+def test_process_with_thousands_of_ended_children_is_killed_as_others_are(parent):
+    process_trees = ProcessTrees(own=set(children_of(os.getpid())) - {parent.pid})
+    forks(parent, "2000")
+    process_trees.add("h", parent.pid)
+    process_trees.kill("h")
+    reports: list[object] = []
+    eventually(lambda: reports.extend(process_trees.reap()) or len(reports) == 2)
+    assert reports == [
+        ProcessExited("h", parent.pid, signal.SIGKILL, None),
+        ProcessTreeGone("h"),
+    ]

@@ -43,6 +43,18 @@ ours.close()
 print(time.monotonic() - began)
 """
 
+#: End slowly, with the timer of a kernel that cannot refuse descriptors.
+ENDS_SLOWLY = """
+import time
+from tunemq_workers.runtime import untrusted_sockets
+untrusted_sockets._SO_PASSRIGHTS = 2**20
+class Slow:
+    def __del__(self, sleep=time.sleep, pause_s=3 * untrusted_sockets._INTERRUPT_S):
+        sleep(pause_s)
+slow = Slow()
+untrusted_sockets.interrupt_lingering()
+"""
+
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
 def test_descriptors_reach_only_the_other_process(kind):
@@ -78,3 +90,8 @@ def test_descriptor_that_lingers_blocks_for_a_moment_only():
         [sys.executable, "-c", LINGERS], capture_output=True, text=True, timeout=100, check=True
     )
     assert float(ended.stdout) < 10
+
+
+def test_interpreter_that_ends_slowly_is_not_killed_by_the_timer():
+    ended = subprocess.run([sys.executable, "-c", ENDS_SLOWLY], check=False, timeout=100)
+    assert ended.returncode == 0

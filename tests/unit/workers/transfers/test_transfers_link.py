@@ -309,6 +309,29 @@ def test_stopped_transfer_process_is_replaced_long_before_its_transfers_time_out
     assert "was stopped" in it.troubles[0]
 
 
+def test_killed_process_that_does_not_end_is_replaced(
+    transfers, processes, reactor, children, monkeypatch, caplog
+):
+    monkeypatch.setattr(child_supervisor, "_STUCK_S", 0.01)
+    it = Waiting()
+    number = transfers.start(upload("slow"), *it.callbacks)
+    run_until(reactor, processes.told)
+    stuck = transfers.pid
+    os.kill(stuck, signal.SIGSTOP)
+    os.waitid(os.P_PID, stuck, os.WSTOPPED)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda *_: None)  # as if it waited for a lost file system
+            transfers._child.end("it was stopped")
+            run_until(reactor, lambda: len(processes.told()) == 2)
+        assert children == {transfers.pid}
+        assert f"killed processes do not end: {stuck} (state T)" in caplog.text
+        transfers.cancel(number)
+    finally:
+        os.kill(stuck, signal.SIGKILL)
+        os.waitpid(stuck, 0)
+
+
 def test_transfer_that_no_request_waits_for_is_not_restarted(transfers, processes, reactor):
     it = Waiting()
     number = transfers.start(upload("slow"), *Waiting().callbacks)

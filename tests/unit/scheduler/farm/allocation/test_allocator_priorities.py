@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
 from tunemq_scheduler.core.shared_amounts import OfferUsage, SlotDemand
@@ -247,3 +250,97 @@ def test_large_request_of_an_owner_below_its_share_gets_a_whole_node() -> None:
     farm.submit(SharingExperiment("large", "bob", trials(HOUR, FOUR)))
     farm.run(HOUR + 900.0)
     assert has(farm) == {"small": 4, "large": 4}
+
+
+# --- experiments that end while slots of theirs are cleared for others ----------------------------
+
+
+def farm_that_clears_a_node_for_large(nodes: int = 1) -> SharedFarm:
+    """Trials of two searches have to end before one of a third, which needs a whole node."""
+    farm = a_farm(nodes=nodes)
+    for name in ("one", "two"):
+        farm.submit(SharingExperiment(name, "ada", trials(9 * HOUR, count=2 * nodes)))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("large", "bob", trials(HOUR, FOUR, count=1)))
+    while not any(one.reserved_for for one in farm.allocator.explainer.snapshot()):
+        farm.run(farm.now + 60.0)
+        assert farm.now < 24 * HOUR
+    return farm
+
+
+def explain(farm: SharedFarm) -> list[str]:
+    """Return all that people may ask about the farm at this moment."""
+    explainer = farm.allocator.explainer
+    explainer.snapshot(), explainer.accounts(), explainer.waiting()
+    requests = (ONE, FOUR)
+    return [
+        line for name in farm.experiments for one in requests for line in explainer.why(name, one)
+    ]
+
+
+def test_search_that_gave_slots_to_another_may_end_before_the_others_have_left() -> None:
+    farm = farm_that_clears_a_node_for_large()
+    farm.remove("one")
+    farm.run(farm.now + HOUR)
+    assert has(farm) == {"two": 0, "large": 4}
+
+
+def test_search_that_gave_slots_and_begins_again_gets_no_offer_of_before() -> None:
+    farm = farm_that_clears_a_node_for_large()
+    farm.remove("one")
+    farm.submit(SharingExperiment("one", "ada", trials(9 * HOUR, count=2)))
+    farm.remove("large")
+    farm.run(farm.now + 60.0)
+    farm.check()
+    assert has(farm) == {"two": 2, "one": 2}
+
+
+def test_why_is_answered_at_the_moment_a_node_is_gone_that_was_cleared_for_a_search() -> None:
+    farm = farm_that_clears_a_node_for_large(nodes=2)
+    assert any("is being cleared for it, once one, two" in line for line in explain(farm))
+    for one in farm.allocator.explainer.snapshot():
+        if one.reserved_for:
+            farm.lose(one.node)
+    assert not any("is being cleared" in line for line in explain(farm))
+
+
+_NAMES = st.sampled_from("abcd")
+_ACTIONS = st.one_of(
+    st.tuples(
+        st.just("begin"),
+        _NAMES,
+        st.sampled_from(["ada", "bob"]),
+        st.integers(0, 2),
+        st.sampled_from([ONE, {"cpu": 1.0, "gpu": 2.0}, FOUR]),
+        st.sampled_from([600.0, 9 * HOUR]),
+    ),
+    st.tuples(st.just("end"), _NAMES),
+    st.tuples(st.just("join")),
+    st.tuples(st.just("lose"), st.integers(0, 3)),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, 300.0, 1800.0])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(preempts=st.booleans(), actions=st.lists(_ACTIONS, max_size=30))
+def test_searches_and_nodes_come_and_go_in_any_order(preempts: bool, actions: list[Any]) -> None:
+    """A search that ends and begins again may have another priority, as `tunemq submit` sets it."""
+    farm = a_farm(preempts=preempts, quotas={"bob": {"gpu": 5.0}})
+    numbers = itertools.count(1)
+    for kind, *about in actions:
+        nodes = sorted(farm.nodes)
+        if kind == "begin" and about[0] not in farm.experiments:
+            name, owner, priority, request, length = about
+            farm.submit(SharingExperiment(name, owner, trials(length, request, 5), priority))
+        elif kind == "end" and about[0] in farm.experiments:
+            farm.remove(about[0])
+        elif kind == "join":
+            farm.join(node(f"n{next(numbers)}", 4, 32.0))
+        elif kind == "lose" and nodes:
+            farm.lose(nodes[about[0] % len(nodes)])
+        elif kind == "wait":
+            farm.run(farm.now + about[0], every=60.0)
+        explain(farm)
+        farm.step()
+        farm.check()
+        explain(farm)

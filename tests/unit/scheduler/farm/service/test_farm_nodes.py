@@ -181,6 +181,27 @@ def test_drained_node_stays_drained_when_its_disk_works_again(tmp_path: Path):
     assert not is_offered(allocator)
 
 
+def test_node_that_ends_is_offered_to_no_search_whatever_is_asked_of_it(tmp_path: Path):
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    transport.read_events.append(m.DevicesWithheld("n", {}, is_ending=True))
+    nodes.turn()
+    assert (row(nodes).state, row(nodes).health) == ("drained", "its worker was told to end")
+    nodes.drain("n", "drained by ann")
+    nodes.resume("n")
+    transport.disk_problem = "/w/blobs: Read-only file system"
+    nodes.turn()
+    transport.disk_problem = ""
+    nodes.turn()
+    assert row(nodes).state == "drained"
+    assert not is_offered(allocator)
+
+
+def test_node_that_joins_while_it_ends_is_offered_to_no_search(tmp_path: Path):
+    nodes, allocator, _ = told(tmp_path, replace(node("n", 2), is_ending=True))
+    assert row(nodes).state == "drained"
+    assert not is_offered(allocator)
+
+
 def test_rejections_of_the_scheduler_and_its_nodes_are_listed(tmp_path: Path):
     nodes, _, transport = told(tmp_path, node("n", 2))
     transport.rejections.add("registration", "unsigned", "It is refused.")

@@ -135,6 +135,35 @@ def test_node_cannot_fill_journals_with_withheld_devices() -> None:
     assert all(reason.isprintable() for reason in withheld.values())
 
 
+def ends(registry: NodeRegistry, number: int, entry_id: bytes) -> None:
+    registration = replace(WITH_GPUS, is_ending=True, number=number)
+    registry.read_registration(entry_id, m.encode(registration))
+
+
+def test_node_that_says_that_it_ends_is_reported_once_to_each_experiment() -> None:
+    registry = a_node(ONE, TWO)
+    for channel in registry.channels.values():
+        channel.take()
+    ends(registry, 1, b"1-2")
+    ends(registry, 1, b"1-3")
+    says(registry, {}, b"1-4")  # an old registration, replayed
+    for channel in registry.channels.values():
+        assert channel.take() == [m.DevicesWithheld("inc1", {}, is_ending=True)]
+    late = registry.channels["late"] = ExperimentChannel("late")
+    registry.announce(late)
+    assert late.take() == [replace(joined({}), is_ending=True)]
+
+
+def test_resumed_experiment_that_knows_that_a_node_ends_is_not_told_again() -> None:
+    registry = registry_of(1, ONE)
+    channel = registry.channels[ONE]
+    registry.expect(channel, replace(joined({}), is_ending=True), 0)
+    ends(registry, 1, b"1-1")
+    registry.read_leases(0.0, [b"1:0:0"])
+    registry.read_leases(1.0, [b"1:0:1"])
+    assert channel.take() == []
+
+
 def test_registration_of_the_previous_version_is_read() -> None:
     registry = registry_of(1, ONE)
     before = msgspec.msgpack.decode(m.encode(WITH_GPUS))[:10]
