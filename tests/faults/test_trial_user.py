@@ -109,16 +109,16 @@ def test_trials_of_another_user_save_and_restore_without_files_only_root_may_rea
         return len({name.partition("-000003/")[0] for name in names if "-000003/" in name})
 
     eventually(lambda: saved() >= 2, within=60, every=0.1, message=lambda: str(farm))
-    # Each trial left a daemon in a separate session; one scan may miss it while others end.
-    found: list[int] = []
+    # Each trial left a daemon in a separate session. One scan may miss it while others end, and sees
+    # it under its trial's name until it has executed its program.
+    killed: list[int] = []
 
     def all_are_there() -> bool:
-        found[:] = trial_pids(farm)
-        return len(found) == 4
+        lines = {pid: command_line(pid) for pid in trial_pids(farm)}
+        killed[:] = [pid for pid, line in lines.items() if not line.startswith(b"sleep\0")]
+        return len(lines) == 4 and len(killed) == 2
 
     eventually(all_are_there, message=lambda: str(farm))
-    killed = [pid for pid in found if b"sleep" not in command_line(pid)]
-    assert len(killed) == 2
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     farm.open_gate("search", 6)
