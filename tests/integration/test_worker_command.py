@@ -236,12 +236,31 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
     process_tree = process_tree_of(worker.process.pid)
     worker.send(signal.SIGINT)
     worker.says("Stopping (SIGINT)")
-    worker.send(signal.SIGINT)
+
+    def has_ended() -> bool:
+        worker.send(signal.SIGINT)  # one that follows the first too soon counts as the first
+        return worker.process.poll() is not None
+
     try:
+        eventually(has_ended, every=0.2, message=lambda: worker.said)
         assert worker.ends() == 0
     finally:
         worker.kill()
     eventually(lambda: not any(map(is_alive, process_tree)))
+
+
+def test_two_signals_at_once_leave_trials_the_grace(server, scheduler, tmp_path):
+    worker = Worker(server, tmp_path, "--grace", "1")
+    try:
+        instance_id = worker.instance_id(scheduler)
+        scheduler.assign(instance_id, order("t1", scheduler.start(hung)))
+        eventually(lambda: scheduler.said(ResultReported))
+        worker.send(signal.SIGTERM)
+        worker.send(signal.SIGINT)
+        assert worker.ends() == 0
+        assert scheduler.deregistrations() == [instance_id]
+    finally:
+        worker.kill()
 
 
 def test_fenced_worker_starts_again_in_the_same_process(worker, scheduler):

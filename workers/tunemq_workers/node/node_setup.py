@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import cloudpickle
 import msgspec
@@ -59,6 +60,9 @@ from tunemq_workers.trials.localize_order import BLOBS, parse_allowed, trial_var
 from tunemq_workers.work_folder import keep_logs_short
 
 _log = logging.getLogger(__name__)
+
+#: Seconds in which signals count as one: `timeout` signals its child, and then the child's group.
+_SAME_SIGNAL_S: Final = 0.5
 
 
 def run_node(
@@ -198,16 +202,16 @@ def run_node(
 def _end_on_events(reactor: Reactor, loop: NodeLoop, grace_s: float, watched: int | None) -> None:
     """End the node on SIGTERM or Ctrl-C, when a thread dies, and when the watched process ends.
 
-    The first signal leaves trials the grace, a second one ends the node at once.
+    The first signal leaves trials the grace, a later one ends the node at once.
     """
-    came: list[int] = []
+    first_at: list[float] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        came.append(number)
-        name = signal.Signals(number).name
-        if len(came) == 1:
+        now, name = time.monotonic(), signal.Signals(number).name
+        if not first_at:
+            first_at.append(now)
             reactor.post(partial(loop.stop, name, grace_s=grace_s))
-        else:
+        elif now - first_at[0] > _SAME_SIGNAL_S:
             reactor.post(partial(loop.abandon, f"{name} again"))
 
     for number in (signal.SIGTERM, signal.SIGINT):
