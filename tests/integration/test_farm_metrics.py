@@ -106,7 +106,7 @@ def test_metrics_of_a_farm_follow_its_activity(farm, uuids):
     samples = scrape(farm)
     held = [value for key, value in samples.items() if key.startswith("tunemq_gpu_held_ratio")]
     assert sorted(held) == [0.5, 1.0]
-    assert samples["tunemq_node_lease_age_seconds{node=one}"] < 6
+    assert 0 <= samples["tunemq_node_lease_age_seconds{node=one}"] < 60
     assert samples["tunemq_node_disk_free_bytes{node=one}"] > 0
     (owner,) = [value for key, value in samples.items() if key.startswith("tunemq_owner_gpus_held")]
     assert owner == 1.5

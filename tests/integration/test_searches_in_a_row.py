@@ -63,7 +63,7 @@ def test_four_searches_in_a_row_are_complete_and_warm_ones_are_quick():
         took.append(time.perf_counter() - started)
         assert [len(results_of(result)) for result in grid] == [3, 3]
     assert len(warm_farms._idle) == 1
-    assert min(took[1:]) < 2.0  # 0.02 s on an idle machine
+    assert min(took[1:]) < 10.0  # 0.02 s on an idle machine
     (farm,) = warm_farms._idle
     eventually(lambda: not reply_of(farm), message="the node remembers searches that have ended")
 
