@@ -25,6 +25,7 @@ from tunemq_scheduler.output.terminal.notice_text import (
     format_lost_node,
     format_superseded,
     format_trial_end,
+    format_unreported,
 )
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.search.search_generator import Suggestion
@@ -40,6 +41,8 @@ from tunemq_shared.base.errors import (
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.message_limits import CONFIG_BYTES, check_size
+from tunemq_shared.protocol.result_conditions import lookup
+from tunemq_shared.trial.results import measured
 
 #: Seconds a turn waits for its first event if nothing else is due; the table redraws that often.
 POLL_S: Final = 0.5
@@ -107,6 +110,8 @@ class ExperimentLoop:
         self._warnings: list[str] = []
         #: The number of this turn's results from superseded attempts.
         self._superseded = 0
+        #: What the stop criteria compare, until the first result was looked at.
+        self._stop_keys = tuple(condition.key for condition in self.plan.stop)
         #: Trials that began or ceased to wait for the store in this turn.
         self._store_waits: dict[str, None] = {}
         #: The nodes set aside at the end of the last journalled turn.
@@ -356,6 +361,15 @@ class ExperimentLoop:
         self.driver.handle(event)
         if self.runner.stale > stale and self.runner.is_superseded(event.trial, event.attempt):
             self._superseded += 1
+        elif self._stop_keys:
+            self._look_for_stop_keys(event)
+
+    def _look_for_stop_keys(self, event: m.ResultReported) -> None:
+        """Warn of stop criteria that the first result lacks, as misspelt ones would end nothing."""
+        keys, self._stop_keys = self._stop_keys, ()
+        found = measured(event)
+        if lacking := [key for key in keys if lookup(found, key) is None]:
+            self._warnings.append(format_unreported(lacking, event.trial, found))
 
     def _check_time_budget(self) -> None:
         budget = self.time_budget_s

@@ -273,7 +273,8 @@ class RunConfig:
             search writes.
         stop (dict, function, Stopper, or a list of these): when a trial ends. A dict
             ``{"key": bound}`` ends a trial whose value is at least the bound (nested keys:
-            ``outer/inner``); a function takes (trial ID, result) and returns a bool.
+            ``outer/inner``; a warning names keys that the first result lacks); a function takes
+            (trial ID, result) and returns a bool.
         failure_config (FailureConfig): retries and failures.
         checkpoint_config (CheckpointConfig): which checkpoints are made and kept.
         callbacks (sequence of Callback): user callbacks, called after the built-in JSON and CSV

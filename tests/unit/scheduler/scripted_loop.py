@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from tests.support.searches.plans import PLAN
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_runner import TrialRunner
@@ -97,6 +98,7 @@ class Loop:
         scheduler: TrialScheduler | None = None,
         resources: dict[str, float] | None = None,
         trials: int = 2,
+        plan: ExperimentPlan = PLAN,
         **options: Any,
     ) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -110,8 +112,8 @@ class Loop:
         )
         self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
         self.loop = ExperimentLoop(
-            driver=EventDriver(self.runner, algorithms, PLAN),
-            plan=PLAN,
+            driver=EventDriver(self.runner, algorithms, plan),
+            plan=plan,
             executor=self.executor,
             journal=self.journal,
             dispatcher=LoggingSink(self.log),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tunemq_scheduler.core.commands import WarnFailingNode, WarnTrialEnd
@@ -11,6 +11,8 @@ from tunemq_shared.protocol import messages as m
 
 #: The most lost checkpoints that a notice names.
 _NAMED: Final = 5
+#: The most keys of a result that a notice names.
+_NAMED_KEYS: Final = 20
 
 
 def format_lost_node(node: m.NodeLost, keys: Sequence[str]) -> str:
@@ -31,6 +33,17 @@ def format_superseded(results: int) -> str:
     return (
         f"{what} of a former attempt, whose trial continued elsewhere meanwhile, came late and "
         "were dropped; no recorded result changed"
+    )
+
+
+def format_unreported(keys: Sequence[str], trial: str, reported: Iterable[str]) -> str:
+    """Return a line about keys of stop criteria that the search's first result does not have."""
+    what = " and ".join(repr(key) for key in keys)
+    names = [*reported]
+    has = ", ".join(map(repr, names[:_NAMED_KEYS])) + (", ..." if len(names) > _NAMED_KEYS else "")
+    return (
+        f"RunConfig(stop=...) compares {what}, which the first result (trial {trial}) does not "
+        f"have; it has {has}. A criterion ends no trial until a result has its key."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.scheduler.scripted_loop import (
@@ -25,7 +26,7 @@ from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, TransportError
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon, lookup
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Condition, Horizon, lookup
 
 
 @pytest.mark.parity(52, 57, 122, 139)
@@ -380,6 +381,18 @@ def test_nan_of_a_nested_metric_is_shown_as_the_worst_value() -> None:
     trial = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
     algorithms.decide(trial, {"val": {"loss": math.nan}}, 1)
     assert shown == [math.inf]
+
+
+def test_stop_key_that_the_first_result_lacks_is_named_once() -> None:
+    stop = (Condition("training_iterations", 3), Condition("training_iteration", 9))
+    loop = Loop(plan=msgspec.structs.replace(PLAN, stop=(*stop, Condition("val/los", 0.1))))
+    loop.turn(NODE)
+    (told,) = [line[1] for line in loop.batch(1, started(), result(1)) if line[0] == "notices"]
+    assert told.startswith(
+        "RunConfig(stop=...) compares 'training_iterations' and 'val/los', which the first result "
+        "(trial t_00000) does not have; it has 'loss', 'done', 'training_iteration', "
+    )
+    assert not [line for line in loop.batch(3, result(2)) if line[0] == "notices"]
 
 
 def test_f22_node_on_which_every_trial_dies_is_reported_and_set_aside_and_the_search_ends() -> None:
