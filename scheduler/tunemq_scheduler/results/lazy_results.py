@@ -49,6 +49,10 @@ class MadeWhenAsked(Sequence[T]):
             return [self._make(key) for key in self._keys[index]]
         return self._make(self._keys[index])
 
+    def __repr__(self) -> str:
+        """Return what the repr of a list of all items is."""
+        return repr(list(self))
+
 
 def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]:
     """Return the views of all trials of a search, in order."""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.output.loggers import JsonLoggerCallback
+from tunemq_scheduler.results.lazy_results import MadeWhenAsked
 from tunemq_scheduler.results.result import Result
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_shared.base.errors import ConfigError, MetricError, TrialError, TuneError
@@ -181,3 +182,7 @@ def test_best_checkpoint_is_the_one_with_the_best_result(tmp_path):
     with pytest.raises(MetricError, match=r"'loss'; there are: eval/acc"):
         result.get_best_checkpoint("loss", "min")
     assert Result(metrics={}, path="").get_best_checkpoint("loss", "min") is None
+
+
+def test_best_checkpoints_that_are_made_when_asked_print_like_a_list():
+    assert repr(MadeWhenAsked([1, 2], str)) == "['1', '2']"
