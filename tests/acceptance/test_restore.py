@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import tunemq as tune
+from tests.acceptance import scripts
 from tests.support.saved_tuners import changed_tuner, saved_fields
 from tests.support.searches.searches import farm_processes
 from tests.support.waiting import eventually
@@ -318,6 +319,48 @@ def test_restore_with_a_setting_that_cannot_change_is_refused(searched):
     with pytest.raises(ConfigError, match="choose one"):
         tune.Tuner.restore(path, train, resume_errored=True, restart_errored=True)
     assert tune.Tuner.restore(path, train, param_space=searched.space).fit().num_terminated == 3
+
+
+SCRIPT_WITH_OBJECTS = """
+    import functools
+    import sys
+
+    import tunemq as tune
+
+
+    class Layer:
+        def __init__(self, width):
+            self.width = width
+
+        def area(self):
+            return self.width**2
+
+
+    def train(config):
+        tune.report({"loss": config["layer"].width})
+
+
+    _, command, width = sys.argv
+    space = {
+        "layer": tune.choice([Layer(1), Layer(int(width))]),
+        "area": tune.grid_search([functools.partial(pow, 2), Layer(3).area, lambda: 4]),
+    }
+    if command == "fit":
+        config = tune.RunConfig(name="search", storage_path=".", verbose=0)
+        tuner = tune.Tuner(train, param_space=space, run_config=config)
+    else:
+        tuner = tune.Tuner.restore("search", train, param_space=space)
+    print(len(tuner.fit()))
+    """
+
+
+def test_restore_accepts_the_same_space_of_objects_and_functions(tmp_path):
+    scripts.write(tmp_path, {"search.py": SCRIPT_WITH_OBJECTS})
+
+    assert scripts.run(tmp_path, "search.py", "fit", "2").stdout == "3\n"
+    restored = scripts.run(tmp_path, "search.py", "restore", "2")
+    assert restored.stdout == "3\n", restored.stderr
+    assert "param_space: layer was" in scripts.run(tmp_path, "search.py", "restore", "3").stderr
 
 
 class Locked(tune.Callback):

@@ -29,6 +29,7 @@ from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.search.domain_types import Domain, Function
+from tunemq_scheduler.search.same_values import same
 from tunemq_scheduler.search.space import path_name, read_space, variables
 from tunemq_scheduler.settings.config import RunConfig, TuneConfig
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
@@ -216,8 +217,9 @@ def _check_space(before: Any, given: Any) -> None:
 
 def _same(one: Domain | None, other: Domain | None) -> bool:
     if isinstance(one, Function) and isinstance(other, Function):
-        return True  # pickled functions cannot be compared
-    return type(one) is type(other) and repr_of(one) == repr_of(other)
+        return True  # its code may have been corrected
+    # Values such as arrays cannot be compared.
+    return type(one) is type(other) and (same(one, other) or repr_of(one) == repr_of(other))
 
 
 def _check_tune(before: TuneConfig, given: TuneConfig) -> None:

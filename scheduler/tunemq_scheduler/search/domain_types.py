@@ -6,15 +6,15 @@ They need only the standard library, so that importing TuneMQ does not import nu
 
 from __future__ import annotations
 
-import functools
 import math
 import random
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+
+from tunemq_scheduler.search.same_values import same
 
 
 class Domain(ABC):
@@ -176,53 +176,3 @@ class GridSearch(Domain):
     def contains(self, value: Any) -> bool:
         """Return whether ``value`` equals one of the values."""
         return any(same(one, value) for one in self.values)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; values that cannot be compared only if identical.
-
-    Functions, and objects without ``__eq__``, equal only themselves, and not what an earlier run
-    pickled. So they are the same if they consist of the same.
-    """
-    if one is other:
-        return True
-    if isinstance(one, bool) != isinstance(other, bool):
-        return False  # True equals 1, yet choice([1, True]) means two values
-    try:
-        return bool(one == other) or _has_same_parts(one, other)
-    except Exception:  # noqa: BLE001  objects raise anything, such as arrays and tensors
-        return False
-
-
-def _has_same_parts(one: Any, other: Any) -> bool:
-    kind: Any = type(one)
-    if kind is not type(other) or kind is object:
-        return False
-    compares: Any = object.__eq__
-    if kind not in {dict, list, tuple} and kind.__eq__ is not compares:
-        return False
-    ones, others = _parts(one), _parts(other)
-    return ones.keys() == others.keys() and all(
-        same(part, others[name]) for name, part in ones.items()
-    )
-
-
-def _parts(value: Any) -> dict[Any, Any]:
-    """Return what makes a container, or a value without ``__eq__``, the one that it is."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    if isinstance(value, functools.partial):
-        return {"func": value.func, "args": value.args, "keywords": value.keywords}
-    if not isinstance(value, types.FunctionType):
-        _, arguments, state, *_ = value.__reduce_ex__(2)
-        return {"arguments": arguments, "state": state}
-    if "<" not in value.__qualname__:  # unlike a lambda, and a function within another one
-        return {"module": value.__module__, "name": value.__qualname__}
-    return {
-        "code": value.__code__,
-        "defaults": value.__defaults__,
-        "keywords": value.__kwdefaults__,
-        "closure": tuple(cell.cell_contents for cell in value.__closure__ or ()),
-    }

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tunemq_scheduler.search.domain_types import same
 from tunemq_scheduler.search.objective import (
     Metric,
     Mode,
@@ -26,6 +25,7 @@ from tunemq_scheduler.search.optuna.optuna_space import (
     suggest,
 )
 from tunemq_scheduler.search.optuna.optuna_trial_json import dump_trial, load_trial
+from tunemq_scheduler.search.same_values import same
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
 from tunemq_shared.base.errors import ConfigError, SearchSpaceError

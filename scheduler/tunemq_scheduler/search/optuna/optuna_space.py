@@ -24,8 +24,8 @@ from tunemq_scheduler.search.domain_types import (
     index_above,
     index_below,
     multiple_of,
-    same,
 )
+from tunemq_scheduler.search.same_values import same
 from tunemq_scheduler.search.space import SpacePath, children, path_name, rebuild, variables
 from tunemq_shared.base.errors import SearchSpaceError
 

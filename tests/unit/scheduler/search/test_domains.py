@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.search import domains
-from tunemq_scheduler.search.domain_types import same
 from tunemq_shared.base.errors import SearchSpaceError
 
 DRAWS = 400
@@ -182,72 +181,3 @@ def test_contains_distinguishes_integers_from_other_numbers() -> None:
     assert not domain.contains(True)
     assert not domain.contains("3")
     assert not domains.choice([1, 2]).contains(True)
-
-
-FUNCTIONS = """
-import functools
-
-def named(): pass
-def other(): pass
-def within(number): return lambda: number
-"""
-
-
-class Plain:
-    def __init__(self, width):
-        self.width = width
-
-
-class Slotted:
-    __slots__ = ("width",)
-
-    def __init__(self, width):
-        self.width = width
-
-
-class NoState:
-    pass
-
-
-def made_by_a_run(value):
-    """Evaluate this with the functions of a script that is loaded anew."""
-    script = {"__name__": "__main__", "Plain": Plain, "Slotted": Slotted, "NoState": NoState}
-    exec(FUNCTIONS, script)
-    return eval(value, script)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "named",
-        "lambda: 1",
-        "within(3)",
-        "functools.partial(named, 1, key=[other])",
-        "Plain(1)",
-        "Plain({'activation': (named, Plain(2))})",
-        "Slotted(named)",
-        "NoState()",
-    ],
-)
-def test_values_that_only_equal_themselves_are_the_same_in_another_run(value):
-    assert made_by_a_run(value) != made_by_a_run(value)
-    assert same(made_by_a_run(value), made_by_a_run(value))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("named", "other"),
-        ("lambda: 1", "lambda: 2"),
-        ("within(3)", "within(4)"),
-        ("functools.partial(named, 1)", "functools.partial(named, 2)"),
-        ("Plain(1)", "Plain(2)"),
-        ("Plain([named])", "Plain([other])"),
-        ("Slotted(1)", "Slotted(2)"),
-        ("NoState()", "Plain(1)"),
-        ("object()", "object()"),
-        ("(x for x in ())", "(x for x in ())"),
-    ],
-)
-def test_values_that_consist_of_others_differ(one, other):
-    assert not same(made_by_a_run(one), made_by_a_run(other))
