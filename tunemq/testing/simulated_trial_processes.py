@@ -162,7 +162,9 @@ class SimulatedTrialProcesses:
         """End a trial process, which saves first if that is due."""
         process = self._processes.get((trial, attempt))
         if process is not None:
-            self._report(process.node, *self._saved_at_last(process), *self._gone(process))
+            paused = m.TrialPaused(trial, attempt)
+            saved = self._saved_at_last(process)
+            self._report(process.node, *saved, paused, *self._gone(process))
 
     def kill(self, trial: str, attempt: int) -> None:
         """Kill an unwanted trial process: it reports only that its slot is free."""

@@ -87,7 +87,7 @@ class TrialActions(RunnerState):
         """End a trial; the only place that does so, and the transition table forbids a repeat."""
         had_run = trial.attempt > 0 and trial.status != PAUSED
         self.move(trial, status)
-        trial.reason = reason
+        trial.reason, trial.ending = reason, ""
         self.commands.append(NotifyTrialEnd(trial.trial_id, status, reason, early, had_run))
         self.forget_if_over(trial)
 
@@ -109,13 +109,28 @@ class TrialActions(RunnerState):
         could_not_save = isinstance(failure, m.TrialFailed) and failure.kind == "storage"
         if not trial.is_complete or could_not_save:
             return False
+        self._warn_of_end(trial, failure)
+        self.end(trial, TERMINATED, trial.end_reason)
+        return True
+
+    def end_early(self, trial: Trial, reason: str) -> None:
+        """End a running trial by a decision; its process may still save its last checkpoint."""
+        self.commands.append(StopTrial(*self.where(trial)))
+        self.end(trial, TERMINATED, reason, early=True)
+        trial.ending = reason or "a decision"
+
+    def process_gone(self, trial: Trial, failure: FailureEvent | None) -> None:
+        """Warn if the process of a trial that ended by a decision could not end by itself."""
+        if trial.status == TERMINATED and trial.ending:
+            trial.ending = ""
+            self._warn_of_end(trial, failure)
+
+    def _warn_of_end(self, trial: Trial, failure: FailureEvent | None) -> None:
         saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
         hostname = self.hostname_of(trial)
         self.commands.append(
             WarnTrialEnd(trial.trial_id, failure, hostname, trial.last_step, saved)
         )
-        self.end(trial, TERMINATED, trial.end_reason)
-        return True
 
     def forget_if_over(self, trial: Trial) -> None:
         """Keep only the summary of an ended trial with no processes and no pending uploads."""

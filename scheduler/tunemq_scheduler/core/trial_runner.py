@@ -123,8 +123,7 @@ class TrialRunner(TrialActions):
                 case m.HorizonSet() if not reaches(event, answer.horizon):
                     trial.run_until = answer.horizon
                 case m.DecisionMade(decision=m.STOP):
-                    self.commands.append(c.StopTrial(*self.where(trial)))
-                    self.end(trial, TERMINATED, answer.reason, early=True)
+                    self.end_early(trial, answer.reason)
                 case m.DecisionMade(decision=m.PAUSE):
                     trial.pausing = answer.reason or "it was paused"
                     if trial.status == RUNNING:
@@ -218,13 +217,22 @@ class TrialRunner(TrialActions):
             trial.story.append(event)
             self.end(trial, TERMINATED, trial.end_reason, early=trial.stop_ordered)
         else:
-            self.stale += 1
+            self._ended_by_itself(event)
+
+    def _ended_by_itself(self, event: m.TrialFinished | m.TrialPaused) -> None:
+        """Note the end of a process whose trial had ended before, or has a newer one."""
+        self.stale += 1
+        trial = self.live.get(event.trial)
+        if trial is not None and trial.is_finished and self.is_attempt(trial, event.attempt):
+            trial.ending = ""
 
     def _attempt_failed(self, event: m.TrialFailed | m.TrialProcessDied) -> None:
         trial = self.live.get(event.trial)
         is_current = trial is not None and self.is_attempt(trial, event.attempt)
         if trial is None or not is_current or trial.status != RUNNING:
             self.stale += 1
+            if trial is not None and is_current:
+                self.process_gone(trial, event)
             return
         trial.story.append(event)
         if not self.end_if_due(trial, event):
@@ -232,7 +240,7 @@ class TrialRunner(TrialActions):
 
     def _trial_paused(self, event: m.TrialPaused) -> None:
         if not self.is_current(event.trial, event.attempt):
-            self.stale += 1
+            self._ended_by_itself(event)
             return
         trial = self.live[event.trial]
         trial.story.append(event)
@@ -254,6 +262,8 @@ class TrialRunner(TrialActions):
         if trial is None:  # it ended and was forgotten while the node was away
             return
         if trial.status != RUNNING or trial.attempt != event.attempt:
+            if trial.attempt == event.attempt:
+                self.process_gone(trial, None)
             self.forget_if_over(trial)
         elif self.end_if_due(trial, None):
             pass

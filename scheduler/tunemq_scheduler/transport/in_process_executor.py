@@ -142,6 +142,9 @@ class _Queues(TrialChannel):
     def send(self, event: m.NodeEvent) -> None:
         self._event_queue.put(event)
 
+    def saves(self, *, is_saving: bool) -> None:
+        """Say nothing: the loop waits for the trial's end in any case."""
+
     def poll(self) -> m.TrialOrder | None:
         newest = None
         try:

@@ -68,7 +68,7 @@ class FunctionRunner(Trainable):
         try:
             self.output = self._called(session)
         except BaseException as error:
-            if session.ended is None:
+            if session.ended is None or error is session.save_error:
                 raise
             if not isinstance(error, TrialExit):  # its result stands, so it is only logged
                 logger.warning(

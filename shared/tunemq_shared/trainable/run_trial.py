@@ -47,14 +47,13 @@ class TrainableRunner:
         with active(session):
             failure = self._attempt(trainable, session)
         ended = session.settled()
-        if ended is TrialStopExit:
-            if failure is not None:
-                logger.warning(
-                    "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
-                )
-        elif failure is not None and not session.is_interrupted:
+        if ended is TrialStopExit and failure is not None:
+            logger.warning(
+                "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
+            )
+        if failure is not None and not session.is_interrupted:
             session.send(failure)
-        elif ended is TrialPauseExit:
+        elif ended in {TrialPauseExit, TrialStopExit}:
             session.send(TrialPaused(session.trial, session.attempt))
         else:
             session.send(TrialFinished(session.trial, session.attempt))
@@ -173,8 +172,9 @@ def _save(trainable: Trainable, session: TrialSession) -> None:
     session.make_folder()
     temporary = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
     try:
-        trainable.save(temporary)
-        session.save(Path(temporary))
+        with session.saving():
+            trainable.save(temporary)
+            session.save(Path(temporary))
     finally:
         remove(temporary)
 

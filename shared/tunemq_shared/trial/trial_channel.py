@@ -22,6 +22,10 @@ class TrialChannel(ABC):
         """Send ``event``; may wait while the node's buffers are full."""
 
     @abstractmethod
+    def saves(self, *, is_saving: bool) -> None:
+        """Say that the trial begins, or has ended, to save a checkpoint; a stop waits for it."""
+
+    @abstractmethod
     def poll(self) -> TrialOrder | None:
         """The newest order since the last call, or None; never waits."""
 

@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -122,6 +122,8 @@ class TrialSession:
         self.is_interrupted = False
         #: The step of the newest checkpoint; 0 before the first.
         self.saved_step = 0
+        #: Why the newest checkpoint could not be saved; None if it was.
+        self.save_error: Exception | None = None
         #: Whether the session can save the last step at any time, not only the trial's code.
         self.saves_when_asked = False
         self._channel = channel
@@ -130,6 +132,8 @@ class TrialSession:
         self._offered: tuple[Checkpoint, CheckpointForm] | None = None
         self._made_folders: set[str] = set()
         self._saved = 0
+        #: How many nested `saving` contexts are open.
+        self._savers = 0
         self._kept: SavedCheckpoint | None = None
         #: Copies of this attempt's own checkpoints that its code asked for.
         self._copies = deque[Path]()
@@ -217,10 +221,29 @@ class TrialSession:
             metrics=self._result,
             state=state,
         )
-        kept = self._checkpoints.save(source, info)
+        try:
+            with self.saving():
+                kept = self._checkpoints.save(source, info)
+            self.save_error = None
+        except Exception as error:
+            self.save_error = error
+            raise
         self._channel.send(kept)
         self.saved_step = step
         self._kept = SavedCheckpoint(_reference(kept), state, None)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Let the node wait for what happens inside before it ends a stopped trial's process."""
+        self._savers += 1
+        if self._savers == 1:
+            self._channel.saves(is_saving=True)
+        try:
+            yield
+        finally:
+            self._savers -= 1
+            if not self._savers:
+                self._channel.saves(is_saving=False)
 
     def make_folder(self) -> None:
         """Make the trial's folder if it is missing.

@@ -35,6 +35,10 @@ class MemoryChannel(TrialChannel):
         self.sent: list[NodeEvent] = []
         self.notices: deque[TrialOrder] = deque()
         self.waited_for: deque[TrialOrder] = deque()
+        self.saving: list[bool] = []
+
+    def saves(self, *, is_saving: bool) -> None:
+        self.saving.append(is_saving)
 
     def send(self, event: NodeEvent) -> None:
         self.sent.append(decode_node_event(encode(event)))

@@ -31,6 +31,7 @@ KINDS = (
     frames.ASK_SAVE,
     frames.AWAIT_ORDER,
     frames.FETCH,
+    frames.SAVING,
     frames.ORDER,
     7,
 )
@@ -199,6 +200,7 @@ LONG = b"\x00" * (8 * 2**20 + 1)
         frames.ENDING,
         frames.FETCH,
         frames.IDLE,
+        frames.SAVING,
         frames.WRITTEN,
         frames.UNREADABLE,
         frames.EVENT,

@@ -11,6 +11,7 @@ A frame is a 4-byte big-endian length of the rest, one byte for its kind, and a 
                       H  number of received orders (4 bytes): the process waits for another order;
                          sent only if its time is limited
                       G  a FetchCheckpoint (msgpack); the process waits for `g`
+                      S  one byte: 1, the process begins to save a checkpoint; 0, it has ended that
     node -> process   r  a SaveAnswer (msgpack)
                       g  a FetchAnswer (msgpack)
                       O  a TrialOrder (msgpack); the newest counts
@@ -41,6 +42,7 @@ AWAIT_ORDER: Final = ord("H")
 SAVE_ANSWER: Final = ord("r")
 FETCH: Final = ord("G")
 FETCHED: Final = ord("g")
+SAVING: Final = ord("S")
 
 #: Both ends reject longer frames: a process whose code writes to a stray descriptor must not make
 #: its node wait for gigabytes that never come.

@@ -80,6 +80,9 @@ class TrialProcess(msgspec.Struct, eq=False):
     is_parked: bool = False
     #: It is parked and has the order to exit.
     is_dismissed: bool = False
+    #: It is saving a checkpoint; a stop waits for that until this time of the monotonic clock.
+    is_saving: bool = False
+    saves_until: float = 0.0
     #: The kind of the answer that it waits for; 0 if none.
     awaits: int = 0
     timer: Timer | None = None
@@ -98,6 +101,11 @@ class TrialProcess(msgspec.Struct, eq=False):
     def is_leaving(self) -> bool:
         """Whether it is ordered to stop or pause, so that nothing may delay it."""
         return self.order.stop or self.order.pause
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it is ordered to stop and has not ended yet."""
+        return self.order.stop and not (self.has_ended or self.is_killed)
 
     def asks(self, answer: int) -> None:
         """Note that the process asked a question with this kind of answer.

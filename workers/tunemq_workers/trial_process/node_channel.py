@@ -93,6 +93,10 @@ class NodeChannel(TrialChannel):
         if length > _KEPT_BYTES:
             self._buffer = bytearray(_CHUNK)
 
+    def saves(self, *, is_saving: bool) -> None:
+        """Tell the node that the trial begins, or has ended, to save a checkpoint."""
+        self._send(frames.frame(frames.SAVING, bytes([is_saving])))
+
     def poll(self) -> messages.TrialOrder | None:
         """Return the newest order that has arrived; None if there is none."""
         while self._receive(socket.MSG_DONTWAIT):

@@ -47,6 +47,8 @@ from tunemq_workers.trials.limit_enforcement import LimitEnforcer, LimitExceeded
 
 #: The time between SIGTERM for a process group and SIGKILL for the process tree.
 TERM_GRACE_S: Final = 1.0
+#: How long a stop waits for a trial that is saving a checkpoint, however often it saves.
+_SAVE_GRACE_S: Final = 600.0
 #: A trial process that closed its socket is killed if it does not exit within this time.
 _CLOSED_GRACE_S: Final = 1.0
 #: If SIGTERM kills a trial process, the report waits so long for the same signal to the node: a
@@ -61,6 +63,7 @@ _LONGEST: Final = {
     frames.ENDING: frames.MAX_FROM_TRIAL_BYTES,
     frames.FETCH: 16 * 2**10,
     frames.IDLE: 0,
+    frames.SAVING: 1,
     frames.WRITTEN: 16 * 2**10,
 }
 _OF_CHECKPOINTS: Final = frozenset({frames.ASK_SAVE, frames.FETCH, frames.WRITTEN})
@@ -100,6 +103,7 @@ class TrialSupervisor:
         #: Called with a trial that its process has left, and its start order.
         self.on_left: Callable[[AttemptId, TrialSpec], object] = do_nothing
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
+        self._now = now
         self._emit_result = emit_result
         self._trial_events = TrialEvents(emit)
         self._checkpoints, self._dependencies = checkpoints, dependencies
@@ -246,6 +250,8 @@ class TrialSupervisor:
                 self._checkpoints.said(process, kind, payload)
             except TransportError as problem:
                 self._reject(process, str(problem))
+        elif kind == frames.SAVING:
+            self._saves(process, is_saving=payload == b"\x01")
         elif kind == frames.IDLE:
             self._idle(process)
         elif kind == frames.UNREADABLE:
@@ -357,14 +363,25 @@ class TrialSupervisor:
         if process.has_ended or process.is_given_up:
             return
         if order.stop:
-            # The save before a stop has this much time, too: another trial waits for the slot.
             process.is_given_up = True
+            process.saves_until = self._now() + _SAVE_GRACE_S
             process.connection.send(frames.ORDER, _encoded(order))
-            self._escalate(process, process.start.stop_grace_s)
+            self._escalate(process, self._stop_grace_s(process))
         elif how_far(order) != how_far(before):
             # A trial that is to pause may end its step and save, without a limit of time.
             process.connection.send(frames.ORDER, _encoded(order))
         self._checkpoints.told(process)
+
+    def _saves(self, process: TrialProcess, *, is_saving: bool) -> None:
+        """Note that a process begins or ends to save; one that is to stop gets the time for that."""
+        process.is_saving = is_saving
+        if process.is_stopping and self._now() < process.saves_until:
+            self._escalate(process, self._stop_grace_s(process))
+
+    def _stop_grace_s(self, process: TrialProcess) -> float:
+        """Return how long a process that is to stop may take to end, or to save, from now on."""
+        left_s = process.saves_until - self._now()
+        return max(left_s if process.is_saving else 0.0, process.start.stop_grace_s)
 
     def _fail(self, trial: TrialKey, reason: str) -> None:
         """Fail a trial whose checkpoints cannot be kept, if it has a process."""
@@ -515,7 +532,7 @@ class TrialSupervisor:
         if process is None or self._gate.is_withheld(start):
             return None if self._gate.is_shut(key, start) else start
         process.order, process.start = order, start
-        process.has_ended = process.is_given_up = process.is_parked = False
+        process.has_ended = process.is_given_up = process.is_parked = process.is_saving = False
         process.was_to_pause = order.pause
         self._enter(process)
         self._limits.begin(process)

@@ -121,6 +121,7 @@ def _lose_process(
     has_left: bool,
 ) -> None:
     if trial.status != RUNNING:
+        runner.process_gone(trial, event)
         runner.forget_if_over(trial)
         return
     trial.story.append(event)

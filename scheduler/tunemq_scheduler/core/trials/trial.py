@@ -123,7 +123,8 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
             those of them that ran no other trial, of any experiment.
         excused_tries: the number of nodes that were told to end while they ran it, since its last
             new result, and that therefore do not count.
-        ending: why it is about to end, until its process confirms that all checkpoints are saved.
+        ending: why it is about to end, until its process confirms that all checkpoints are saved;
+            a decision ends the trial itself before.
         stop_ordered: whether it ends because of a stop request.
         pausing: why it is being paused; empty if it is not.
         failure: the failure that ended it in ERROR, on the machine ``failed_on``.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.shared.counting import Counter, log
 from tests.unit.shared.fakes import World, up_to
-from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError, StoreError
 from tunemq_shared.base.failure_text import one_line, traceback_text
 from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.protocol.messages import TrialFailed
@@ -74,13 +74,14 @@ def test_restored_class_continues(world):
     assert steps(world)[-2:] == [(4, 4), (5, 5)]
 
 
-def test_stopped_class_saves_if_a_save_is_due_and_sends_nothing_more(world, log):
+def test_stopped_class_saves_if_a_save_is_due_and_ends(world, log):
     session = world.session(run_until=up_to(2), checkpoint_at_end=True)
     world.channel.waited_for.append(world.order(stop=True))
 
     run_trial(Counter, session)
 
-    assert world.channel.kinds == ["ResultReported"] * 2 + ["CheckpointCommitted"]
+    assert world.channel.kinds == ["ResultReported"] * 2 + ["CheckpointCommitted", "TrialPaused"]
+    assert world.channel.saving == [True, False]
     assert log == ["setup", "cleanup"]
 
 
@@ -92,7 +93,7 @@ def test_restored_class_that_is_stopped_at_once_saves_nothing(world):
 
     run_trial(Counter, session)
 
-    assert len(world.channel.sent) == sent
+    assert world.channel.kinds[sent:] == ["TrialPaused"]
 
 
 @pytest.mark.parity(32, 175, 182)
@@ -128,23 +129,24 @@ def test_function_continues_from_its_checkpoint(world):
     assert world.channel.kinds[-1] == "TrialFinished"
 
 
-def test_stopped_function_sends_nothing_more(world):
+def test_stopped_function_sends_only_that_it_ended(world):
     session = world.session()
     world.channel.notices.append(world.order(stop=True))
 
     run_trial(lambda config: report({}), session)
 
-    assert world.channel.sent == []
+    assert world.channel.kinds == ["TrialPaused"]
 
 
-def test_error_while_being_stopped_is_only_logged(world, caplog):
+def test_checkpoint_of_a_stopped_trial_that_cannot_be_kept_is_logged_and_sent(world, caplog):
     session = world.session(run_until=up_to(1), checkpoint_at_end=True)
     world.channel.waited_for.append(world.order(stop=True))
     world.sink.error = StoreError("full")
 
     run_trial(Counter, session)
 
-    assert world.channel.kinds == ["ResultReported"]
+    assert world.channel.kinds == ["ResultReported", "TrialFailed"]
+    assert world.channel.failure.kind == "storage"
     assert "raised while it was stopped" in caplog.text
 
 
@@ -220,6 +222,25 @@ def test_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
     assert world.channel.kinds == ["ResultReported"] * 3 + ["TrialFailed"]
     assert world.channel.failure.kind == "storage"
     assert world.channel.failure.error == "StoreError: no space left on /data"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(StoreError("no space left"), "storage"), (CheckpointError("a link leads out"), "user")],
+)
+def test_run_trial_last_checkpoint_of_a_function_that_cannot_be_kept_is_a_failure(
+    world, error, kind
+):
+    def train(config):
+        for _ in range(3):
+            report({"x": 1}, checkpoint=Checkpoint.from_dict({}))
+
+    world.sink.error = error
+    run_trial(train, world.session(stop=(Condition("training_iteration", 1),)))
+
+    assert world.channel.kinds == ["ResultReported", "TrialFailed"]
+    assert world.channel.failure.kind == kind
+    assert str(error) in world.channel.failure.error
 
 
 @pytest.mark.parity(135)

@@ -190,6 +190,48 @@ def test_stop_is_requested_then_sigterm_then_sigkill(node):
     assert node.done == [("term", "h1"), ("kill", "h1")]
 
 
+def test_stop_of_a_trial_that_saves_waits_for_that_and_then_its_grace(node):
+    node.begin("a")
+    node.supervisor.said("h1", frames.SAVING, b"\x01")
+    node.supervisor.obey([order("a", stop=True)])
+    node.clock.advance(500)
+    assert node.done == []
+    node.supervisor.said("h1", frames.SAVING, b"\x00")
+    node.clock.advance(4.9)
+    assert node.done == []
+    node.clock.advance(0.2)
+    assert node.done == [("term", "h1")]
+
+
+def test_save_that_begins_after_the_stop_is_waited_for(node):
+    node.begin("a")
+    node.supervisor.obey([order("a", stop=True)])
+    node.clock.advance(4.9)
+    node.supervisor.said("h1", frames.SAVING, b"\x01")
+    node.clock.advance(500)
+    assert node.done == []
+    node.clock.advance(100)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_trial_that_saves_again_and_again_is_killed_ten_minutes_after_its_stop(node):
+    node.begin("a")
+    node.supervisor.obey([order("a", stop=True)])
+    for _ in range(305):
+        for is_saving in (b"\x01", b"\x00"):
+            node.supervisor.said("h1", frames.SAVING, is_saving)
+        node.clock.advance(2)
+    assert ("kill", "h1") in node.done
+
+
+def test_killed_trial_gets_no_time_for_its_save(node):
+    node.begin("a")
+    node.supervisor.said("h1", frames.SAVING, b"\x01")
+    node.supervisor.obey([order("a", kill=True)])
+    node.supervisor.said("h1", frames.SAVING, b"\x00")
+    assert node.done == [("kill", "h1")]
+
+
 def test_repeated_stop_does_not_restart_its_grace(node):
     node.begin("a")
     node.supervisor.obey([order("a", stop=True)])
