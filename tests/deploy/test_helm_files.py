@@ -79,7 +79,7 @@ def test_images_are_the_built_ones_and_run_as_their_user() -> None:
     built = {name for text in files for name in stages.findall(text)}
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     helpers = (CHART / "templates" / "_helpers.tpl").read_text()
-    used = {values[part]["image"] for part in ("redis", "desk", "scheduler")}
+    used = {values[part]["image"] for part in ("redis", "submitter", "scheduler")}
     used |= set(re.findall(r'"(tunemq/worker[a-z-]*)"', helpers))
     assert len(used) == 4
     assert {name.removeprefix("tunemq/") for name in used} <= built

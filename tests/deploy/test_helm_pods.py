@@ -18,10 +18,10 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
-#: The chart's Redis and desk pod, and a volume claim that all pods mount.
+#: The chart's Redis and submitter pod, and a volume claim that all pods mount.
 VALUES: Final = (
     *("--set", "image.tag=latest"),
-    *("--set", "redis.enabled=true", "--set", "desk.enabled=true"),
+    *("--set", "redis.enabled=true", "--set", "submitter.enabled=true"),
     *("--set", "store.address=/srv/farm", "--set", "store.claim=farm"),
     *("--set-string", "scheduler.settings=max_running = 3"),
     *("--set", "workers.pools.cpu.memory=1Gi", "--set", "scheduler.resources.limits.memory=1Gi"),
@@ -56,7 +56,7 @@ class Farm:
         self.redis = self.start("StatefulSet", "redis", "tunemq-redis.farm.svc")
         self.scheduler = self.start("StatefulSet", "scheduler")
         self.worker = self.start("Deployment", "worker-cpu")
-        self.api = self.start("Deployment", "api")
+        self.submitter = self.start("Deployment", "submitter")
 
     def start(self, kind: str, name: str, *aliases: str, number: int = 0) -> Pod:
         manifest = named(self._found, kind, f"tunemq-{name}")
@@ -65,10 +65,10 @@ class Farm:
         return self.namespace.start(manifest, pod, *aliases, number=number)
 
     def submit(self, text: str, *options: str) -> str:
-        """Write a search to the desk pod and submit it; return the output."""
-        write = ["sh", "-c", 'printf %s "$1" > /desk/search.py', "sh", text]
-        self.api.execute(*write)
-        return self.api.execute("tunemq-entrypoint", "submit", *options, "/desk/search.py")
+        """Write a search to the submitter pod and submit it; return the output."""
+        file = "/submitter/search.py"
+        self.submitter.execute("sh", "-c", f'printf %s "$1" > {file}', "sh", text)
+        return self.submitter.execute("tunemq-entrypoint", "submit", *options, file)
 
 
 def typed(script: str, folder: Path) -> None:
@@ -143,7 +143,7 @@ def test_all_started_pods_become_ready(farm: Farm) -> None:
 
 def test_search_submitted_from_a_pod_finishes(farm: Farm) -> None:
     assert "FINISHED" in farm.submit(_SEARCH, "--name", "four")
-    shown = farm.api.execute("tunemq-entrypoint", "show", "four")
+    shown = farm.submitter.execute("tunemq-entrypoint", "show", "four")
     assert shown.count("TERMINATED") == 4
 
 
@@ -171,7 +171,7 @@ def test_worker_ended_by_kubernetes_deregisters_within_its_grace(farm: Farm) -> 
     second = farm.start("Deployment", "worker-cpu", number=1)
 
     def is_known() -> bool:
-        return second.name in farm.api.execute("tunemq-entrypoint", "nodes")
+        return second.name in farm.submitter.execute("tunemq-entrypoint", "nodes")
 
     eventually(is_known, within=30, every=1)
     assert second.stop() == 0
