@@ -1,4 +1,4 @@
-"""Makes dashboards/tunemq.json: `python deploy/grafana/make_dashboard.py`.
+"""Write dashboards/tunemq.json: `python deploy/grafana/make_dashboard.py`.
 
 The panels fill rows of 24 columns from left to right. One test compares the file with this module's
 output, and another one sends each query to a Prometheus.
@@ -14,7 +14,7 @@ from typing import Any, Final
 from parts import BLUE, GREEN, GREY, RED, YELLOW, dashboard, lines, matrix, stat, table
 
 _FILE: Final = Path(__file__).parent / "dashboards" / "tunemq.json"
-#: States have the same colours everywhere.
+#: States have the same colours in all panels.
 TRIALS: Final = {
     "RUNNING": GREEN,
     "PENDING": YELLOW,
@@ -48,14 +48,14 @@ ROWS: Final = {
     "At a glance": [
         stat(
             "Alerts",
-            "Alerts of deploy/prometheus/tunemq.rules.yml that fire, less those that only tell.",
+            "Firing alerts of deploy/prometheus/tunemq.rules.yml, without those of severity info.",
             'count(ALERTS{alertstate="firing",severity!="info",{F}}) or vector(0)',
             steps=[(None, GREEN), (1, RED)],
         ),
         stat(
             "Scheduler heard",
-            "How long ago the scheduler's loop said how the farm is. More than some seconds: it "
-            "hangs, or a clock is wrong. Nothing: it does not answer.",
+            "Time since the scheduler's loop last reported the farm's state. More than some "
+            "seconds: it hangs, or a clock is wrong. Away: it does not answer.",
             "max(timestamp(tunemq_scheduler_said_timestamp_seconds{{F}}) "
             "- tunemq_scheduler_said_timestamp_seconds{{F}})",
             unit="s",
@@ -65,8 +65,8 @@ ROWS: Final = {
         ),
         stat(
             "Redis",
-            "Whether the scheduler reaches Redis, and Redis has memory left. While not, trials go "
-            "on and keep what they have to say.",
+            "Whether the scheduler reaches Redis, and Redis has memory left. If not, trials "
+            "continue, and nodes keep their reports.",
             "max(tunemq_redis_away{{F}} + 2 * (tunemq_redis_full_seconds{{F}} > bool 0))",
             mappings=[
                 {
@@ -98,24 +98,23 @@ ROWS: Final = {
         ),
         stat(
             "Trials running",
-            "Trials that have a place on a node.",
+            "Trials that have a slot on a node.",
             'sum(tunemq_trials{{F},state="RUNNING"}) or vector(0)',
         ),
         stat(
             "Trials waiting",
-            "Trials that would begin at once, had they a place. `tunemq why NAME` says for what "
-            "they wait.",
+            "Trials that only wait for a free slot. `tunemq why NAME` gives the reason.",
             'sum(tunemq_trials_waiting{{F},resource=~"cpu|gpu"}) or vector(0)',
         ),
         stat(
             "Results per second",
-            "What trials report, over the last minute.",
+            "Results that trials report, over the last minute.",
             "sum(rate(tunemq_results_total{{F}}[1m]))",
             decimals=1,
         ),
         stat(
             "GPUs held",
-            "The part of the farm's GPUs that trials have.",
+            "The part of the farm's GPUs that trials hold.",
             "sum(tunemq_node_gpus_used{{F}}) / (sum(tunemq_node_gpus{{F}}) > 0)",
             unit="percentunit",
             noValue="no GPUs",
@@ -123,15 +122,15 @@ ROWS: Final = {
         ),
         stat(
             "GPUs busy",
-            "The share of time in which the farm's GPUs are busy, with all users.",
+            "The share of time in which the farm's GPUs are busy, by any user.",
             "avg(tunemq_gpu_busy_ratio{{F}})",
             unit="percentunit",
-            noValue="not said",
+            noValue="unknown",
             decimals=0,
         ),
         stat(
             "Messages refused",
-            "In the last hour, what was not believed; less what honest machines send twice.",
+            "Rejected messages in the last hour, without reasons that healthy farms have, too.",
             "sum(increase(tunemq_messages_refused_total"
             '{{F},reason!~"dead_node|unknown_node|old_term|repeated"}[1h])) or vector(0)',
             steps=[(None, GREEN), (0.5, RED)],
@@ -141,15 +140,15 @@ ROWS: Final = {
     "Searches and trials": [
         lines(
             "Trials by state",
-            "Trials of searches that have a process. Those that a search has not drawn yet are "
-            "among those that wait, in the panel beside.",
+            "Trials of searches that have a process. The panel beside also counts trials that a "
+            "search has not drawn yet.",
             ("sum by (state) (tunemq_trials{{F}})", "{{state}}"),
             stacked=True,
             colors=TRIALS,
         ),
         lines(
             "Trials waiting, by what they need",
-            "How many trials would begin at once, had they a place with a GPU, or without one.",
+            "Trials that only wait for a free slot, with a GPU or without one.",
             ('sum by (resource) (tunemq_trials_waiting{{F},resource=~"cpu|gpu"})', "{{resource}}"),
         ),
         matrix(
@@ -162,12 +161,12 @@ ROWS: Final = {
         ),
         lines(
             "Results per second",
-            "What trials report. Decisions come late when it is more than docs/scaling.md says.",
+            "Results that trials report. Above the rate in docs/scaling.md, decisions come late.",
             ("sum(rate(tunemq_results_total{{F}}[$__rate_interval]))", "results"),
         ),
         lines(
-            "Searches that are not over",
-            "By state; QUEUED wait for one of max_running places.",
+            "Searches that have not ended",
+            "By state; QUEUED searches wait: at most max_running run at once.",
             (
                 'sum by (state) (tunemq_experiments{{F},state=~"QUEUED|RUNNING|PAUSED|STOPPING"})',
                 "{{state}}",
@@ -177,7 +176,7 @@ ROWS: Final = {
         ),
         lines(
             "Ended searches",
-            "By how they ended; a search that is removed is not counted any more.",
+            "By state at their end, without removed searches.",
             (
                 'sum by (state) (tunemq_experiments{{F},state=~"FINISHED|STOPPED|FAILED"})',
                 "{{state}}",
@@ -188,8 +187,8 @@ ROWS: Final = {
     "GPUs": [
         lines(
             "GPUs offered, held and busy",
-            "Held is what trials have, busy what drivers say. Far apart: trials wait for data, or "
-            "hold GPUs that they do not use. GPUs set aside are not offered.",
+            "Held: GPUs that trials hold. Busy: from the drivers. If they are far apart, trials "
+            "wait for data, or hold GPUs that they do not use. GPUs set aside are not offered.",
             ("sum(tunemq_node_gpus{{N}})", "offered"),
             ("sum(tunemq_node_gpus_used{{N}})", "held"),
             ("sum(tunemq_gpu_busy_ratio{{N}})", "busy"),
@@ -198,27 +197,27 @@ ROWS: Final = {
         ),
         lines(
             "GPU memory",
-            "Used and total memory of all GPUs, with all users.",
-            ("sum(tunemq_gpu_memory_bytes{{N}})", "there is"),
-            ("sum(tunemq_gpu_memory_used_bytes{{N}})", "taken"),
+            "Used and total memory of all GPUs, by any user.",
+            ("sum(tunemq_gpu_memory_bytes{{N}})", "total"),
+            ("sum(tunemq_gpu_memory_used_bytes{{N}})", "used"),
             unit="bytes",
-            dashed="there is",
+            dashed="total",
         ),
         lines(
             "How busy each GPU is",
-            "The part of the time in which it does something; as the driver says.",
+            "The share of time in which each GPU is busy, as its driver reports it.",
             ("tunemq_gpu_busy_ratio{{N}}", "{{node}} {{uuid}}"),
             unit="percentunit",
             most=1,
         ),
         table(
             "GPUs now",
-            "Each GPU with a name: what trials have of it, and what its driver says.",
+            "Each GPU with a UUID: the part that trials hold, and the numbers of its driver.",
             [
                 ("held", "sum by (node, uuid, model) (tunemq_gpu_held_ratio{{N}})", "percentunit"),
                 ("busy", "sum by (node, uuid, model) (tunemq_gpu_busy_ratio{{N}})", "percentunit"),
                 (
-                    "memory taken",
+                    "memory used",
                     "sum by (node, uuid, model) (tunemq_gpu_memory_used_bytes{{N}})",
                     "bytes",
                 ),
@@ -231,8 +230,8 @@ ROWS: Final = {
     "Nodes": [
         table(
             "Nodes now",
-            "What each node offers, what trials have of it, and how its machine is. `lease` is how "
-            "long ago it was heard, `outbox` what it has reported and no journal has yet.",
+            "What each node offers, what trials hold, and the state of its machine. `lease`: time "
+            "since the node's last sign of life. `outbox`: reports that no journal has yet.",
             [
                 ("trials", "sum by (node) (tunemq_node_trials{{N}})", "short"),
                 ("CPUs", "sum by (node) (tunemq_node_cpus{{N}})", "short"),
@@ -250,58 +249,58 @@ ROWS: Final = {
         ),
         lines(
             "Nodes by state",
-            "Silent nodes sent nothing for longer than a lease: their trials continue elsewhere.",
+            "A silent node has lost its lease: its trials continue elsewhere.",
             ("sum by (state) (tunemq_nodes{{F}})", "{{state}}"),
             stacked=True,
             colors=NODES,
         ),
         lines(
-            "Since nodes were heard",
-            "A lease is renewed every second, and lost after six.",
+            "Age of leases",
+            "Each node renews its lease every second, and loses it after six.",
             ("tunemq_node_lease_age_seconds{{N}}", "{{node}}"),
             unit="s",
         ),
         lines(
             "CPUs held",
-            "The part of each node's processors that trials have.",
+            "The part of each node's CPUs that trials hold.",
             ("tunemq_node_cpus_used{{N}} / (tunemq_node_cpus{{N}} > 0)", "{{node}}"),
             unit="percentunit",
             most=1,
         ),
         lines(
-            "Load of each processor",
-            "Load average of a minute, by processors offered. Above 1: more runs than was asked "
-            "for, or others use the machine.",
+            "Load per CPU",
+            "Load average of one minute, divided by the CPUs that the node offers. Above 1: trials "
+            "run more than they requested, or others use the machine.",
             ("tunemq_node_load1{{N}} / (tunemq_node_cpus{{N}} > 0)", "{{node}}"),
         ),
         lines(
             "Memory left",
-            "Of each node's machine, with all users.",
+            "Free memory of each node's machine.",
             ("tunemq_node_memory_available_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
         lines(
             "Disk left",
-            "Of the disk with each node's --workdir. Below 256 MiB a node gets no trials.",
+            "Free space on the disk of each node's --workdir. Below 256 MiB a node gets no trials.",
             ("tunemq_node_disk_free_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
         lines(
             "Reports that no journal has yet",
-            "A node keeps what its trials report until a journal has it. It grows when a search's "
-            "process, the head's disk or Redis does not keep up.",
+            "A node keeps reports of its trials until a journal has them. The amount grows when a "
+            "search's process, the head's disk or Redis does not keep up.",
             ("tunemq_node_outbox_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
         lines(
             "Copies of checkpoints",
-            "Copies of checkpoints on a node, with which trials continue there without the store.",
+            "Copies on each node, from which trials continue there without the store.",
             ("tunemq_node_cache_bytes{{N}}", "{{node}}"),
             unit="bytes",
         ),
         lines(
             "Other resources held",
-            "Of what nodes offer by --resources.",
+            "The part of the resources offered with --resources that trials hold.",
             (
                 (
                     "sum by (resource) (tunemq_node_resource_used{{N}})"
@@ -317,8 +316,8 @@ ROWS: Final = {
     "Store and head": [
         lines(
             "Store requests per second",
-            "What the scheduler (without a name) and the nodes ask of object stores; dashed: what "
-            "was refused or not answered.",
+            "Requests of the scheduler (without a name) and of nodes to object stores; dashed: "
+            "failed ones.",
             (
                 "sum by (node) (rate(tunemq_store_requests_total{{N}}[$__rate_interval]))",
                 "{{node}}",
@@ -331,30 +330,30 @@ ROWS: Final = {
         ),
         lines(
             "No answer from the store",
-            "For so long no request has succeeded. Trials wait with their next checkpoint.",
+            "For how long all requests have failed. Trials wait with their next checkpoint.",
             ("max by (node) (tunemq_store_failing_seconds{{N}})", "{{node}}"),
             unit="s",
         ),
         lines(
-            "Waiting to be sent",
+            "Waiting uploads",
             "Bytes of checkpoints on nodes, and of journals on the head (without a name).",
             ("sum by (node) (tunemq_store_queue_bytes{{N}})", "{{node}}"),
             unit="bytes",
         ),
         lines(
             "Trials that wait for the store",
-            "By search: with a checkpoint to write, or one to read.",
+            "By search: trials that wait to write or read a checkpoint.",
             ("sum by (experiment) (tunemq_trials_waiting_for_store{{F}})", "{{experiment}}"),
         ),
         lines(
             "Journal copies",
-            "For so long the copy of a search's journal in the store has lacked turns.",
+            "Time for which the copy of a search's journal in the store has lacked turns.",
             ("max by (experiment) (tunemq_journal_copy_behind_seconds{{F}})", "{{experiment}}"),
             unit="s",
         ),
         lines(
             "Disks of the head",
-            "Free space; dashed: size.",
+            "Free space of the scheduler's disks; dashed: size.",
             ("min by (disk) (tunemq_head_disk_free_bytes{{F}})", "{{disk}}"),
             ("min by (disk) (tunemq_head_disk_size_bytes{{F}})", "{{disk}}, size"),
             unit="bytes",
@@ -362,7 +361,7 @@ ROWS: Final = {
         ),
         lines(
             "Certificates",
-            "How long each that the scheduler meets or trusts is valid.",
+            "How long each certificate that the scheduler receives or trusts remains valid.",
             (
                 (
                     "min by (certificate) "
@@ -374,7 +373,7 @@ ROWS: Final = {
         ),
         lines(
             "Last backup",
-            "How long ago the last backup was noted (docs/deploy/monitoring.md).",
+            "Time since the last recorded backup (docs/deploy/monitoring.md).",
             ("time() - max(tunemq_last_backup_timestamp_seconds{{F}})", "backup"),
             unit="s",
         ),
@@ -382,15 +381,15 @@ ROWS: Final = {
     "Owners": [
         lines(
             "GPUs of owners",
-            "What each owner holds; dashed: what it is entitled to.",
+            "GPUs that each owner holds; dashed: GPUs that it is entitled to.",
             ("sum by (owner) (tunemq_owner_gpus_held{{F}})", "{{owner}}"),
             ("sum by (owner) (tunemq_owner_gpus_entitled{{F}})", "{{owner}}, entitled to"),
             dashed="/.*entitled to/",
         ),
         lines(
             "Shares of owners without GPUs",
-            "The part of the farm that each owner holds in trials that need no GPU; dashed: what "
-            "it is entitled to.",
+            "The part of the farm that each owner holds with trials that need no GPU; dashed: the "
+            "part that it is entitled to.",
             ("sum by (owner) (tunemq_owner_share_held_ratio{{F}})", "{{owner}}"),
             ("sum by (owner) (tunemq_owner_share_entitled_ratio{{F}})", "{{owner}}, entitled to"),
             unit="percentunit",
@@ -398,8 +397,8 @@ ROWS: Final = {
         ),
         lines(
             "How far owners are behind",
-            "Seconds of its share that an owner has missed, by pool; below 0 it had more. Who is "
-            "furthest behind comes first.",
+            "Seconds of its share that an owner has missed, by pool; below 0 it had more. The "
+            "owner that is furthest behind gets the next slots.",
             ("sum by (owner, pool) (tunemq_owner_behind_seconds{{F}})", "{{owner}}, {{pool}}"),
             unit="s",
             least=None,
@@ -409,28 +408,28 @@ ROWS: Final = {
     "Scheduler": [
         lines(
             "Turns of the loop",
-            "How long turns last, less the waiting. Above some hundred milliseconds decisions come "
+            "How long turns last, without waiting. Above some hundred milliseconds decisions come "
             "late (docs/scaling.md).",
             (
                 (
                     "histogram_quantile(0.5, sum by (le) "
                     "(rate(tunemq_scheduler_turn_seconds_bucket{{F}}[$__rate_interval])))"
                 ),
-                "half",
+                "median",
             ),
             (
                 (
                     "histogram_quantile(0.99, sum by (le) "
                     "(rate(tunemq_scheduler_turn_seconds_bucket{{F}}[$__rate_interval])))"
                 ),
-                "99 in 100",
+                "99th percentile",
             ),
             unit="s",
         ),
         lines(
             "How busy the loop is",
-            "The part of the time in which the loop does not wait: at 1 it is full. And the "
-            "processor time of its whole process.",
+            "The share of time in which the loop does not wait: at 1 it is full. Also the CPU time "
+            "of its whole process.",
             ("sum(rate(tunemq_scheduler_turn_seconds_sum{{F}}[$__rate_interval]))", "loop"),
             (
                 (
@@ -443,7 +442,7 @@ ROWS: Final = {
         ),
         lines(
             "Memory of the scheduler",
-            "Of the scheduler's process; each search has another one.",
+            "Memory of the scheduler's process; each search has a separate process.",
             (
                 "process_resident_memory_bytes{{F}} and on (instance) tunemq_redis_away",
                 "{{instance}}",
@@ -452,8 +451,8 @@ ROWS: Final = {
         ),
         lines(
             "Messages refused per minute",
-            "What was not believed: who refused which messages why (docs/security.md). Some of "
-            "`repeated`, `old_term`, `dead_node` and `unknown_node` are as they should be.",
+            "Rejected messages: who rejected them, their kind and the reason (docs/security.md). "
+            "Some of `repeated`, `old_term`, `dead_node` and `unknown_node` are normal.",
             (
                 (
                     "sum by (node, kind, reason) "
@@ -464,7 +463,7 @@ ROWS: Final = {
         ),
         table(
             "Alerts now",
-            "Those that fire or soon will; what to do stands in Prometheus, under Alerts.",
+            "Firing and pending alerts; Prometheus shows under Alerts what to do.",
             [
                 (
                     "alerts",
@@ -485,7 +484,7 @@ ROWS: Final = {
 
 
 def text() -> str:
-    """The contents of the file."""
+    """Return the contents of the file."""
     return json.dumps(dashboard(ROWS), indent=2, ensure_ascii=False) + "\n"
 
 

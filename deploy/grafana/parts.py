@@ -1,4 +1,4 @@
-"""The JSON parts of a Grafana dashboard; `make_dashboard` has the panels of ours.
+"""The JSON parts of a Grafana dashboard; `make_dashboard` has the panels.
 
 Grafana's JSON repeats every setting in each panel. This module has the settings that all panels
 share.
@@ -23,7 +23,7 @@ def _target(expr: str, legend: str = "", **more: Any) -> dict[str, Any]:
 
 
 def _now(expr: str) -> dict[str, Any]:
-    """A query for a table: one line for each series, as it is now."""
+    """A query for a table: one row for each series, with its current value."""
     return _target(expr, instant=True, range=False, format="table")
 
 
@@ -52,7 +52,7 @@ def _panel(
 def stat(
     title: str, about: str, expr: str, unit: str = "short", steps: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """A number of now."""
+    """A panel with one current number."""
     panel = _panel("stat", title, about, [_target(expr, instant=True, range=False)], (4, 4))
     panel["fieldConfig"]["defaults"] = {
         "unit": unit,
@@ -90,9 +90,9 @@ def lines(
         targets: queries with their legends.
         stacked: whether the sum of the series has a meaning.
         least: start of the axis; None if values may be below 0.
-        most: end of the axis; by default that of the values.
-        dashed: legends of limits.
-        colors: of some legends.
+        most: end of the axis; by default the highest value.
+        dashed: regular expression for the legends of limits, drawn as dashed lines.
+        colors: colours by legend.
     """
     panel = _panel("timeseries", title, about, [_target(*one) for one in targets], (width, 8))
     panel["fieldConfig"]["defaults"] = {
@@ -184,7 +184,7 @@ def table(
 
 
 def matrix(title: str, about: str, expr: str, row: str, column: str, width: int) -> dict[str, Any]:
-    """A table with a line for each ``row`` and a column for each ``column``."""
+    """A table with a row for each value of ``row`` and a column for each value of ``column``."""
     panel = _panel("table", title, about, [_now(expr)], (width, 8))
     panel["transformations"] = [
         {
@@ -198,7 +198,7 @@ def matrix(title: str, about: str, expr: str, row: str, column: str, width: int)
 
 
 def _laid_out(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """All panels with their places and numbers."""
+    """All panels with their positions and numbers."""
     found: list[dict[str, Any]] = []
     top = 0
     for name, panels in rows.items():
@@ -219,7 +219,7 @@ def _laid_out(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _variable(name: str, label: str, metric: str) -> dict[str, Any]:
-    """A label's values, of which all are chosen at first."""
+    """A variable with a label's values; at first all of them are chosen."""
     query = f"label_values({metric}, {name})"
     return {
         "name": name,
@@ -242,7 +242,7 @@ def _variable(name: str, label: str, metric: str) -> dict[str, Any]:
 
 
 def dashboard(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """All of it, as Grafana reads it."""
+    """The whole dashboard, as Grafana reads it."""
     return {
         "uid": "tunemq-farm",
         "title": "TuneMQ farm",
