@@ -72,8 +72,14 @@ def test_rendered_manifests_are_valid_for_kubernetes() -> None:
         ("store.adress=s3://farm", "'/store': additional properties 'adress'"),
         ("store.address=", "store.address is empty"),
         ("store.address=s3://key:secret@host/b", "'/store/address'"),
-        ("workers.pools.cpu.env.WANDB_API_KEY=x", "cpu.env.WANDB_API_KEY: values are shown"),
-        ("scheduler.env.TUNEMQ_REDIS=x", "scheduler.env.TUNEMQ_REDIS: values are shown"),
+        (
+            "workers.pools.cpu.env.WANDB_API_KEY=x",
+            "cpu.env.WANDB_API_KEY: `helm get values` shows values",
+        ),
+        (
+            "scheduler.env.TUNEMQ_REDIS=x",
+            "scheduler.env.TUNEMQ_REDIS: `helm get values` shows values",
+        ),
         ("workers.pools.cpu.autoscaling.max=0", "'/workers/pools/cpu/autoscaling/max'"),
     ],
 )

@@ -11,13 +11,13 @@ app.kubernetes.io/part-of: tunemq
 {{ include "tunemq.selector" . }}
 {{- end }}
 
-{{/* What all pods of this farm have, and no others. */}}
+{{/* Labels that all pods of this farm have, and no others. */}}
 {{- define "tunemq.selector" -}}
 app.kubernetes.io/name: tunemq
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* An image's whole name; one that names its registry, or its version, stays so. Takes a dict: root, name. */}}
+{{/* An image's full name. A registry or a tag in `name` is kept. Takes a dict: root, name. */}}
 {{- define "tunemq.image" -}}
 {{- $image := .root.Values.image -}}
 {{- if and $image.registry (not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" .name)) }}{{ trimSuffix "/" $image.registry }}/{{ end -}}
@@ -28,7 +28,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
-{{/* What no pod of the farm has: root, and a token for Kubernetes. */}}
+{{/* For all pods: no root user, and no token for the API of Kubernetes. */}}
 {{- define "tunemq.podSecurity" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -53,9 +53,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/*
-Where a pod may run. Takes what has nodeSelector, tolerations and the others.
-*/}}
+{{/* Where a pod may run. Takes a dict with nodeSelector, tolerations and the others. */}}
 {{- define "tunemq.placement" -}}
 {{- range $key := list "runtimeClassName" "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
 {{- with get $ $key }}
@@ -64,11 +62,11 @@ Where a pod may run. Takes what has nodeSelector, tolerations and the others.
 {{- end }}
 {{- end }}
 
-{{/* Variables that are no secrets. Takes a dict: env, where, secret. */}}
+{{/* Environment variables; rejects names of secrets. Takes a dict: env, where, secret. */}}
 {{- define "tunemq.env" -}}
 {{- range $name, $value := .env }}
 {{- if and (regexMatch "(?i)(^|_)(secret|password|passwd|token|key)(_|$)|^TUNEMQ_REDIS$" $name) (not (hasSuffix "_FILE" $name)) }}
-{{- fail (printf "%s.%s: values are shown by `helm get values`; a secret belongs in the file `environment` of the Secret %s" $.where $name $.secret) }}
+{{- fail (printf "%s.%s: `helm get values` shows values; put a secret into the file `environment` of the Secret %s" $.where $name $.secret) }}
 {{- end }}
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
@@ -76,9 +74,9 @@ Where a pod may run. Takes what has nodeSelector, tolerations and the others.
 {{- end }}
 
 {{/*
-Kubernetes shows a Secret to a process that is not root as a file of root's that a group may read,
-and TuneMQ takes no key file that others than its owner may read. So a side container copies the
-Secret to a folder in memory that only the pod's user may enter, and again when it changes: `tunemq
+Kubernetes mounts a Secret for a non-root process as files of root's that a group may read, and
+TuneMQ refuses key files that users other than their owner may read. So a side container copies the
+Secret to a folder in memory that only the pod's user may enter. It copies changes, too: `tunemq
 keys rotate` needs no restart.
 Takes a dict: root, image, secret.
 */}}
@@ -95,7 +93,7 @@ Takes a dict: root, image, secret.
       mkdir -p /run/tunemq/copy/files
       trap 'exit 0' TERM INT
       if [ ! -e /run/tunemq/secret/environment ]; then
-        echo 'the Secret {{ .secret }} has no "environment": docs/deploy/kubernetes.md says how to make it' >&2
+        echo 'the Secret {{ .secret }} has no file "environment": make it as docs/deploy/kubernetes.md shows' >&2
         exit 1
       fi
       while :; do
@@ -136,10 +134,10 @@ Takes a dict: root, image, secret.
 {{- end }}
 
 {{/*
-Alive: its loop goes round. Ready: the scheduler serves; of a worker Redis has confirmed the lease. Of
-that a worker is asked at its start alone: nobody connects to it, and a busy one that is not ready
-while Redis is away would be protected by no disruption budget, just when it cannot send its results.
-Takes a dict: start, ready: what is asked at the start and later on.
+Alive: the loop runs. Ready: the scheduler serves the farm, or Redis has confirmed the worker's lease.
+For a worker only the startup probe asks whether it is ready: no client connects to it, and if a busy
+worker were not ready while Redis is away, no disruption budget would protect it just when it cannot
+send its results. Takes a dict: start, ready: the commands of the startup and readiness probes.
 */}}
 {{- define "tunemq.probes" -}}
 startupProbe:
@@ -157,7 +155,7 @@ readinessProbe:
   timeoutSeconds: 10
 {{- end }}
 
-{{/* What a pool says, and what holds for all where it says nothing. Takes a dict: root, name. JSON. */}}
+{{/* A pool's values merged into workers.defaults, as JSON. Takes a dict: root, name. */}}
 {{- define "tunemq.pool" -}}
 {{- $pool := mergeOverwrite (deepCopy .root.Values.workers.defaults) (get .root.Values.workers.pools .name | default dict) -}}
 {{- if not $pool.image -}}
