@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes this machine a part of a farm, or no part of it any more; docs/deploy/bare-metal.md explains it.
+# Installs a role of a farm on this machine, or uninstalls TuneMQ: docs/deploy/bare-metal.md.
 # It needs a shell, Python and the folder `systemd` beside it. Run it again to upgrade or to change
-# what was said before: what is as it should be stays as it is, and continues running.
+# options: services that need no change continue to run.
 #
-# Names of units have no blanks in them; what a trap calls is called.
+# For shellcheck: names of units contain no blanks, and a trap calls clean_up.
 # shellcheck disable=SC2016,SC2046,SC2086,SC2317
 set -eu
 
@@ -12,25 +12,25 @@ usage() {
 usage: install.sh scheduler|worker|store|submitter [options]
        install.sh uninstall [--purge]
 
-  scheduler  the farm's head            worker     a machine that runs trials
-  store      `tunemq store serve`       submitter  the commands only, for people
+  scheduler  runs the scheduler         worker     runs trials
+  store      runs `tunemq store serve`  submitter  has only the commands, for users
 
   --config FOLDER      copy its files (environment, keys.toml, credentials, ca.crt) to /etc/tunemq;
-                       of a submitter, to ~/.config/tunemq of the --user
-  --user NAME          with submitter: the person whose files these are
-  --wheels FOLDER      TuneMQ and all that it needs is there, as wheels: nothing is downloaded
-  --wheel FILE         TuneMQ is this wheel; what it needs comes from the index
-                       (with neither: TuneMQ is the checkout that this script is in)
-  --index URL          the index, in place of pip's own
-  --requirements FILE  what else goes into /opt/tunemq, such as torch, as pip's requirements
+                       submitter: to ~/.config/tunemq of --user
+  --user NAME          submitter: the user who gets the files of --config
+  --wheels FOLDER      install TuneMQ and its dependencies from these wheels; download nothing
+  --wheel FILE         install TuneMQ from this wheel, its dependencies from the index
+                       (with neither: install the checkout that this script is in)
+  --index URL          package index, instead of pip's default
+  --requirements FILE  pip requirements to install into /opt/tunemq, too, such as torch
   --python PROGRAM     3.11 or newer, the same minor version on the whole farm; default: python3
-  --gpu                worker: ask the driver by NVML, and let trials use GPUs that are a group's
-  --same-user          worker: trials run as the worker's own user, who is not root
-  --separate-user      worker: as tunemq-trials, who can read no key of the farm (default)
-  --no-start           install only; what is on is left to run
-  --purge              uninstall: also configuration, keys, results, users
+  --gpu                worker: query GPUs with NVML; add users to the groups video and render
+  --same-user          worker: run worker and trials as the same user, tunemq
+  --separate-user      worker: run trials as tunemq-trials, which cannot read farm keys (default)
+  --no-start           install only: start and stop no services
+  --purge              uninstall: remove configuration, keys, results and users, too
 
-It needs root. Exit codes: 0 done; 1 not done, or not up; 2 the command line is of no use.
+It needs root. Exit codes: 0 done; 1 an installation or a service failed; 2 invalid arguments.
 END
 }
 
@@ -42,16 +42,16 @@ trials=/var/lib/tunemq-trials
 store=/var/lib/tunemq-store
 programs=/usr/local/bin
 units=/etc/systemd/system
-says=$prefix/.installed
-anew="\`install.sh uninstall\` keeps configuration and keys; then name another with --python"
+hash_file=$prefix/.installed
+reinstall="to replace it, run \`install.sh uninstall\`, which keeps configuration and keys, first"
 
 say() { printf '%s\n' "install.sh: $*"; }
 fail() { printf '%s\n' "install.sh: $*" >&2; exit 1; }
-refuse() { printf '%s\n' "install.sh: $*; --help says what there is" >&2; exit 2; }
+refuse() { printf '%s\n' "install.sh: $*; see --help" >&2; exit 2; }
 
 absolute() { case $1 in /*) printf '%s\n' "$1" ;; *) printf '%s\n' "$PWD/$1" ;; esac; }
 
-# --- the command line -----------------------------------------------------------------------------
+# --- arguments ------------------------------------------------------------------------------------
 
 read_arguments() {
     role='' config='' user='' wheels='' wheel='' index='' requirements='' python=''
@@ -78,92 +78,93 @@ read_arguments() {
             --purge) purge=yes ;;
             -h | --help) usage; exit 0 ;;
             scheduler | worker | store | submitter | uninstall)
-                [ -z "$role" ] || refuse "$role and $1: one at a time"
+                [ -z "$role" ] || refuse "got $role and $1: name only one of them"
                 role=$1
                 ;;
-            *) refuse "$1 is not known" ;;
+            *) refuse "unknown argument $1" ;;
         esac
         shift
     done
-    [ -n "$role" ] || refuse "say what this machine is to be"
-    [ "$role" = uninstall ] || [ -z "$purge" ] || refuse "--purge goes with uninstall"
+    [ -n "$role" ] || refuse "role missing: name scheduler, worker, store or submitter"
+    [ "$role" = uninstall ] || [ -z "$purge" ] || refuse "--purge is for uninstall only"
     if [ -n "$gpu$trials_as" ] && [ "$role" != worker ]; then
-        refuse "--gpu, --same-user and --separate-user are for workers"
+        refuse "--gpu, --same-user and --separate-user are for workers only"
     fi
-    [ -z "$wheel" ] || [ -z "$wheels" ] || refuse "--wheel or --wheels, not both"
-    [ -z "$wheels" ] || [ -z "$index" ] || refuse "--wheels or --index, not both"
+    [ -z "$wheel" ] || [ -z "$wheels" ] || refuse "pass --wheel or --wheels, not both"
+    [ -z "$wheels" ] || [ -z "$index" ] || refuse "pass --wheels or --index, not both"
     case $index in
-        *://*@*) refuse "others see arguments: say an index with a password in PIP_INDEX_URL" ;;
+        *://*@*) refuse "other users can see a password in --index: set PIP_INDEX_URL instead" ;;
     esac
     if [ "$role" = submitter ]; then
-        [ -z "$config" ] || [ -n "$user" ] || refuse "--config: say with --user whose files these are"
-        [ -z "$user" ] || [ -n "$config" ] || refuse "--user goes with --config"
+        [ -z "$config" ] || [ -n "$user" ] || refuse "--config needs --user, who gets its files"
+        [ -z "$user" ] || [ -n "$config" ] || refuse "--user needs --config FOLDER"
     elif [ -n "$user" ]; then
-        refuse "--user is for submitters"
+        refuse "--user is for submitters only"
     fi
     [ -z "$config" ] || [ -f "$config/environment" ] ||
-        refuse "--config $config: there is no file environment in it"
+        refuse "--config $config contains no file named environment"
     [ -z "$config" ] || check_lines "$config/environment"
-    [ -z "$wheels" ] || [ -d "$wheels" ] || refuse "--wheels $wheels is no folder"
+    [ -z "$wheels" ] || [ -d "$wheels" ] || refuse "--wheels $wheels is not a folder"
     [ -z "$wheels" ] || [ "$(find "$wheels" -maxdepth 1 -name 'tunemq-*.whl' | wc -l)" -le 1 ] ||
-        refuse "--wheels $wheels has several versions of TuneMQ: leave one there"
-    [ -z "$wheel" ] || [ -f "$wheel" ] || refuse "--wheel $wheel is no file"
+        refuse "--wheels $wheels contains several versions of TuneMQ: keep only one"
+    [ -z "$wheel" ] || [ -f "$wheel" ] || refuse "--wheel $wheel is not a file"
     [ -z "$requirements" ] || [ -f "$requirements" ] ||
-        refuse "--requirements $requirements is no file"
+        refuse "--requirements $requirements is not a file"
 }
 
-# FILE: systemd would print a line that it does not understand into the journal, with its password.
-check_lines() {
-    wrong=$(grep -nEv '^([#;].*|[A-Za-z_][A-Za-z0-9_]*=.*|)$' "$1" | cut -d : -f 1 | paste -sd , -)
-    [ -z "$wrong" ] || refuse "$1, line $wrong: write NAME=VALUE, without export or blanks before it"
+# systemd would write a line that it does not understand to the journal, including a password in it.
+check_lines() { # FILE
+    bad_lines=$(grep -nEv '^([#;].*|[A-Za-z_][A-Za-z0-9_]*=.*|)$' "$1" | cut -d : -f 1 | paste -sd , -)
+    [ -z "$bad_lines" ] ||
+        refuse "$1, line $bad_lines: write NAME=VALUE, without export or leading blanks"
 }
 
-# --- little helpers -------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 has_systemd() { [ -d /run/systemd/system ]; }
 
-# COMMAND...: for all services of TuneMQ, instances of the template included.
-of_services() {
+# Appends all services of TuneMQ, including instances of the template, to a command and runs it.
+with_services() { # COMMAND...
     has_systemd || return 0
     "$@" tunemq-scheduler.service tunemq-store.service tunemq-worker.service 'tunemq-worker@*.service'
 }
 
 running() {
-    of_services systemctl list-units --plain --no-legend \
+    with_services systemctl list-units --plain --no-legend \
         --state=active,activating,reloading,deactivating | sed 's/ .*//'
 }
 
-# put SOURCE TARGET MODE OWNER:GROUP [MARK]: a copy, written only if it would differ (then 0). MARK is
-# a file that stays until what runs was restarted, however this ends meanwhile.
-put() {
+# Copies a file and returns 0, or returns 1 if the target has that content already. MARKER is a file
+# that exists until the services are restarted, even if this script fails before that.
+put() { # SOURCE TARGET MODE OWNER:GROUP [MARKER]
     if [ -f "$2" ] && cmp -s "$1" "$2"; then
         chown "$4" "$2"
         chmod "$3" "$2"
         return 1
     fi
     [ -z "${5:-}" ] || : > "$5"
-    new=$2.new.$$
-    (umask 077 && cat "$1" > "$new")
-    chown "$4" "$new"
-    chmod "$3" "$new"
-    mv -f "$new" "$2"
+    new_file=$2.new.$$
+    (umask 077 && cat "$1" > "$new_file")
+    chown "$4" "$new_file"
+    chmod "$3" "$new_file"
+    mv -f "$new_file" "$2"
 }
 
 add_user() { # NAME HOME
     getent passwd "$1" > /dev/null && return
     command -v useradd > /dev/null ||
-        fail "there is no useradd here: make the system user $1 with the home $2, and run this again"
+        fail "useradd not found: create the system user $1 with the home $2, then run this again"
     shell=$(command -v nologin || echo /bin/false)
     useradd --system --user-group --no-create-home --home-dir "$2" --shell "$shell" "$1"
     echo "$1" >> $etc/.made-users
-    say "made the user $1"
+    say "created the user $1"
 }
 
-# --- the steps ------------------------------------------------------------------------------------
+# --- installation ---------------------------------------------------------------------------------
 
 make_users() {
     [ "$role" = submitter ] && return
-    install -d -m 0755 $etc # its files are not for all
+    install -d -m 0755 $etc # its files have modes that protect them
     add_user tunemq $state
     [ "$role" = worker ] || return 0
     add_user tunemq-trials $trials
@@ -176,22 +177,22 @@ make_users() {
     done
 }
 
-# What was said before holds until it is said otherwise.
-remember() {
-    ours=$units/tunemq-worker.service.d
-    who=tunemq
+# The worker options of an earlier run apply until another run changes them.
+restore_options() {
+    drop_ins=$units/tunemq-worker.service.d
+    service_user=tunemq
     [ "$role" = worker ] || return 0
-    [ -e $ours/gpu.conf ] && gpu=yes
+    [ -e $drop_ins/gpu.conf ] && gpu=yes
     if [ -z "$trials_as" ]; then
         trials_as=tunemq-trials
-        [ -e $ours/same-user.conf ] && trials_as=worker
+        [ -e $drop_ins/same-user.conf ] && trials_as=worker
     fi
-    [ "$trials_as" = worker ] || who=root
+    [ "$trials_as" = worker ] || service_user=root
     return 0
 }
 
-# LOCK: the process id of the worker that holds it. Trials may have made it, so it is opened only if it is no link.
-holder_of() {
+# Prints the process id of the worker that holds a lock. O_NOFOLLOW: trials can put a link there.
+lock_holder() { # LOCK
     $prefix/bin/python -I -c '
 import fcntl, os, sys
 lock = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -203,128 +204,132 @@ except BlockingIOError:
 ' "$1" 2> /dev/null || true
 }
 
-# Switching the worker's user switches the owner of its folders, which a worker that runs still needs.
-# With systemd, that stops the worker and switches the owner.
-refuse_other_user() {
+# A worker's folders change owner with its user, but a running worker still uses them. systemd stops
+# it and changes the owner; without systemd, the admin has to stop it.
+check_user_switch() {
     is_switched=''
     if has_systemd || [ "$role" != worker ]; then return 0; fi
-    # Not the owner of each folder there: a --cache may be the trials' user's.
-    for made in "$cache" "$cache"/*/lock; do
-        [ ! -e "$made" ] || [ "$(stat -c %U "$made")" = $who ] || is_switched=yes
+    # Locks, not all folders: the trials' user may own a --cache.
+    for path in "$cache" "$cache"/*/lock; do
+        [ ! -e "$path" ] || [ "$(stat -c %U "$path")" = $service_user ] || is_switched=yes
     done
     [ -n "$is_switched" ] || return 0
     for lock in "$cache"/*/lock; do
-        holder=$(holder_of "$lock")
+        holder=$(lock_holder "$lock")
         [ -z "$holder" ] ||
-            fail "process $holder, a worker of the user $(stat -c %U "$lock"), works in ${lock%/lock}, \
-which the user $who would get: stop it, as by \"kill $holder\", and run this again"
+            fail "cannot give ${lock%/lock} to the user $service_user: process $holder, a worker \
+of the user $(stat -c %U "$lock"), uses it; stop it (kill $holder) and run this again"
     done
 }
 
-# Whether this lies in TuneMQ's checkout, and not in some folder that others put files into, too.
+# Whether this script is in TuneMQ's checkout, and not in a folder that other users can write to.
 is_checkout() {
     [ "${here##*/}" = deploy ] && grep -qsx 'name = "tunemq"' "$here/../pyproject.toml" || return 1
     owner=$(stat -c %u "$here/install.sh")
     [ -z "$(find "$here" "$here/.." -maxdepth 0 \( ! -user "$owner" -o -perm -o=w \))" ]
 }
 
-# PYTHON: the program itself, whatever links and environments lead to it.
-program_of() {
+# Prints the path of the interpreter itself, without links and virtual environments.
+interpreter_of() { # PYTHON
     "$1" -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))'
 }
 
-# PYTHON. The shell is first to be without root's rights, which setpriv still has when it executes it.
-others_can_run() {
+# setpriv executes its command with root's rights, so it starts a shell, which no longer has them.
+others_can_run() { # PYTHON
     setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '"$1" -c ""' sh "$1" 2> /dev/null
 }
 
-# Fetches all of it before anything is stopped; $from is then the folder with the wheels.
+# Fetches all wheels into $wheel_folder before any service is stopped.
 fetch() {
     umask 022
-    named=$python
+    given_python=$python
     python=${python:-python3}
-    command -v "$python" > /dev/null || [ -z "$named" ] || fail "--python: there is no $python"
-    # Not there yet, or of a Python that is gone since the system was upgraded.
+    command -v "$python" > /dev/null || [ -z "$given_python" ] || fail "--python $python not found"
+    # The else branch also renews an environment whose Python an upgrade of the system removed.
     if $prefix/bin/python -c 'import pip' 2> /dev/null; then
-        [ -z "$named" ] || [ "$(program_of "$python")" = "$(program_of $prefix/bin/python)" ] ||
-            fail "--python: $prefix has $(program_of $prefix/bin/python): $anew"
+        [ -z "$given_python" ] ||
+            [ "$(interpreter_of "$python")" = "$(interpreter_of $prefix/bin/python)" ] ||
+            fail "--python: $prefix uses $(interpreter_of $prefix/bin/python): $reinstall"
     else
         command -v "$python" > /dev/null ||
-            fail "there is no $python: install Python, or name one with --python"
-        others_can_run "$(program_of "$python")" ||
-            fail "only root can run $(program_of "$python"), and services have users of theirs: \
-name another with --python"
+            fail "$python not found: install Python, or pass --python"
+        others_can_run "$(interpreter_of "$python")" ||
+            fail "only root can run $(interpreter_of "$python"), but services have other users: \
+pass another --python"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-            fail "$python is older than 3.11: name another with --python"
+            fail "$python is older than 3.11: pass another --python"
         "$python" -c 'import ensurepip, venv' || fail "$python has no venv: install python3-venv"
-        say "making $prefix with $($python --version)"
+        say "creating $prefix with $($python --version)"
         "$python" -m venv $prefix
     fi
     others_can_run $prefix/bin/python ||
-        fail "only root can run $(program_of $prefix/bin/python), which $prefix has: $anew"
+        fail "only root can run $(interpreter_of $prefix/bin/python), which $prefix uses: $reinstall"
     export PIP_CACHE_DIR=$prefix/.pip-cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
     [ -d $cache ] || install -d -m 0755 $cache
     stage=$(mktemp -d /var/tmp/tunemq-install.XXXXXX)
-    trap end EXIT
+    trap clean_up EXIT
     trap 'exit 1' HUP INT TERM
     constraints=''
     [ -n "$wheels" ] || ! is_checkout || constraints=$here/../constraints.txt
     set -- ${constraints:+--constraint "$constraints"} ${requirements:+--requirement "$requirements"}
-    from=$wheels
-    if [ -n "$from" ]; then
+    wheel_folder=$wheels
+    if [ -n "$wheel_folder" ]; then
         wheel=$(find "$wheels" -maxdepth 1 -name 'tunemq-*.whl')
-        [ -n "$wheel" ] || fail "--wheels $wheels: there is no tunemq-*.whl in it"
+        [ -n "$wheel" ] || fail "--wheels $wheels contains no tunemq-*.whl"
     else
-        from=$stage/wheels
+        wheel_folder=$stage/wheels
         [ -z "$index" ] || export PIP_INDEX_URL="$index"
         if [ -z "$wheel" ]; then
-            is_checkout || fail "this is no checkout of yours alone: say --wheels FOLDER or --wheel FILE"
+            is_checkout ||
+                fail "$here is not in a checkout of TuneMQ, or others can write there: pass \
+--wheels FOLDER or --wheel FILE"
             say "building TuneMQ from $(cd "$here/.." && pwd)"
             $prefix/bin/pip --quiet wheel --no-deps --wheel-dir "$stage/own" "$here/.."
             wheel=$(echo "$stage"/own/tunemq-*.whl)
         fi
     fi
-    wanted=$wheel
-    [ "$role" = scheduler ] && wanted="${wheel}[metrics]"
-    [ "$role" = store ] && wanted="${wheel}[store]"
-    [ -n "$gpu" ] && wanted="${wheel}[gpu]"
+    requirement=$wheel
+    [ "$role" = scheduler ] && requirement="${wheel}[metrics]"
+    [ "$role" = store ] && requirement="${wheel}[store]"
+    [ -n "$gpu" ] && requirement="${wheel}[gpu]"
     if [ -z "$wheels" ]; then
-        say "fetching what TuneMQ needs"
-        $prefix/bin/pip --quiet wheel "$@" --wheel-dir "$from" "$wanted"
+        say "fetching the dependencies of TuneMQ"
+        $prefix/bin/pip --quiet wheel "$@" --wheel-dir "$wheel_folder" "$requirement"
     fi
-    set -- --no-index --find-links "$from" "$@"
-    $prefix/bin/pip install --dry-run "$@" "$wanted" > "$stage/plan" ||
-        fail "pip cannot install TuneMQ from $from"
+    set -- --no-index --find-links "$wheel_folder" "$@"
+    $prefix/bin/pip install --dry-run "$@" "$requirement" > "$stage/plan" ||
+        fail "pip cannot install TuneMQ from $wheel_folder"
     hash=$(sha256sum < "$wheel" | cut -d ' ' -f 1)
     is_new=''
     grep -q '^Would install' "$stage/plan" && is_new=yes
-    grep -qsx "$hash" $says || is_new=yes
-    # Called when nothing runs any more.
+    grep -qsx "$hash" $hash_file || is_new=yes
+    # Called after all services have stopped.
     install_packages() {
-        rm -f $says
-        $prefix/bin/pip --quiet install --no-index --find-links "$from" \
+        rm -f $hash_file
+        $prefix/bin/pip --quiet install --no-index --find-links "$wheel_folder" \
             ${constraints:+--constraint "$constraints"} \
-            ${requirements:+--requirement "$requirements"} "$wanted"
-        # The same version, built anew.
+            ${requirements:+--requirement "$requirements"} "$requirement"
+        # pip skips a new build of the installed version.
         grep -q '^Would install.* tunemq-' "$stage/plan" ||
             $prefix/bin/pip --quiet install --no-index --no-deps --force-reinstall "$wheel"
         $prefix/bin/python -m compileall -q $prefix/lib > /dev/null 2>&1 || true
-        echo "$hash" > $says
-        say "installed $($prefix/bin/pip list --format=freeze | grep '^tunemq=') and what it needs"
+        echo "$hash" > $hash_file
+        say "installed $($prefix/bin/pip list --format=freeze | grep '^tunemq=')" \
+            "and its dependencies"
     }
 }
 
-# However this ends: nothing is left behind, and nothing stays down that was up.
-end() {
+# Also after a failure: services that this script stopped run again.
+clean_up() {
     rm -rf "$stage"
-    [ -z "$stopped" ] || systemctl start --no-block $stopped
+    [ -z "$stopped_units" ] || systemctl start --no-block $stopped_units
 }
 
-# Of a person: written as that person, whose folder it is to make and to lead elsewhere.
-put_persons_files() {
+# Written as the user, not as root: the user can make any part of this path a link.
+put_submitter_files() {
     [ -n "$config" ] || return 0
     home=$(getent passwd "$user" | cut -d : -f 6)
-    [ -n "$home" ] || fail "--user $user is not known here"
+    [ -n "$home" ] || fail "this machine has no user $user: create it, or pass another --user"
     target=$home/.config/tunemq
     for file in "$config"/*; do
         [ -f "$file" ] || continue
@@ -336,7 +341,7 @@ put_persons_files() {
 }
 
 put_configuration() {
-    # The first one has the folder, uninstalled or not: others have keys of their own.
+    # The first role keeps $etc, even after an uninstall; other roles' keys go into a subfolder.
     [ "$role" = store ] || [ -e $etc/.role ] || echo "$role" > $etc/.role
     target=$etc
     if ! grep -qsx "$role" $etc/.role; then
@@ -347,19 +352,20 @@ put_configuration() {
         (umask 077 && sed "s/ROLE/$role/g" "$here/systemd/environment.example" > $etc/environment)
         is_template=yes
     fi
-    for file in "${config:-$target}"/*; do # what is there already: the worker's user may be another now
+    for file in "${config:-$target}"/*; do # without --config, too: the owner may have changed
         [ -f "$file" ] || continue
-        name=${file##*/} source=$file mode=0600 owner=$who:$who mark=$due
+        name=${file##*/} source=$file mode=0600 owner=$service_user:$service_user
+        marker=$restart_marker
         case $name in
-            environment) mode=0640 owner=root:$who ;; # of what is in there root's programs are made, too
-            keys.toml) mark='' ;;                     # which a process reads again by itself
-            *.crt) mode=0644 ;;                       # no secret, and all programs need an authority's
+            environment) mode=0640 owner=root:$service_user ;; # root runs programs with it, too
+            keys.toml) marker='' ;;                            # processes reload it themselves
+            *.crt) mode=0644 ;;                                # not secret; all need ca.crt
         esac
         if [ "$name" = environment ] && [ -n "$config" ] && [ "$target" != $etc ]; then
             (umask 077 && sed "s|$etc/|$target/|g" "$file" > "$stage/environment")
             source=$stage/environment
         fi
-        if put "$source" "$target/$name" $mode "$owner" "$mark"; then say "wrote $target/$name"; fi
+        if put "$source" "$target/$name" $mode "$owner" "$marker"; then say "wrote $target/$name"; fi
     done
 }
 
@@ -367,7 +373,7 @@ put_programs() {
     if has_own_link; then
         ln -sfn $prefix/bin/tunemq $programs/tunemq
     else
-        say "left $programs/tunemq, which is not from here: ours is $prefix/bin/tunemq"
+        say "left $programs/tunemq, which this script did not create: use $prefix/bin/tunemq"
     fi
     put "$here/systemd/tunemq-farm" $programs/tunemq-farm 0755 root:root || true
     [ "$here" = $prefix/share ] && return
@@ -378,7 +384,7 @@ put_programs() {
     done
 }
 
-# Whether the command is our link, or is nobody's.
+# Whether the command is this script's link, or does not exist.
 has_own_link() {
     [ "$(readlink $programs/tunemq)" = $prefix/bin/tunemq ] ||
         { [ ! -e $programs/tunemq ] && [ ! -L $programs/tunemq ]; }
@@ -386,7 +392,7 @@ has_own_link() {
 
 put_unit() { # FILE FOLDER
     mkdir -p "$2"
-    if put "$here/systemd/$1" "$2/$1" 0644 root:root "$due"; then say "wrote $2/$1"; fi
+    if put "$here/systemd/$1" "$2/$1" 0644 root:root "$restart_marker"; then say "wrote $2/$1"; fi
 }
 
 put_units() {
@@ -398,36 +404,37 @@ put_units() {
         if [ "$trials_as" = worker ]; then
             put_unit same-user.conf $units/$unit.d
         elif [ -e $units/$unit.d/same-user.conf ]; then
-            : > "$due"
+            : > "$restart_marker"
             rm $units/$unit.d/same-user.conf
             rmdir $units/$unit.d 2> /dev/null || true
         fi
     done
 }
 
-# The folders that the unit has systemd make.
+# Without systemd: the folders that systemd would make for the unit.
 make_folders() {
     case $role in
         scheduler) install -d -m 0750 -o tunemq -g tunemq $state ;;
         store) install -d -m 0700 -o tunemq -g tunemq $store ;;
         worker)
-            install -d -m 0755 -o $who -g $who $cache
-            # Trials may have made links there, hard ones too: no file elsewhere changes its owner.
+            install -d -m 0755 -o $service_user -g $service_user $cache
+            # Skips symbolic and hard links, with which trials could change other files' owners.
             [ -z "$is_switched" ] ||
-                find -P "$cache" \( -type d -o -type f -links 1 \) ! -user $who -execdir chown -h $who:$who {} +
-            # The home of the worker's user, who may also be the scheduler's.
-            [ "$who" != tunemq ] || install -d -m 0750 -o tunemq -g tunemq $state
+                find -P "$cache" \( -type d -o -type f -links 1 \) ! -user $service_user \
+                    -execdir chown -h $service_user:$service_user {} +
+            # The home of tunemq, which is also the scheduler's user.
+            [ "$service_user" != tunemq ] || install -d -m 0750 -o tunemq -g tunemq $state
             ;;
     esac
 }
 
-# The unit's ExecStart= for a shell, with its PATH, and with the options that the files `environment` have now.
+# Prints the unit's ExecStart= for a shell, with its PATH and the options of the environment files.
 command_line() {
     variables=$(sed -n 's|^Environment=PATH=|PATH=|p' "$units/tunemq-$role.service")
     [ "$target" = $etc ] || variables="$variables TUNEMQ_CONFIG=$target"
     [ -z "$variables" ] || printf '%s ' env $variables
     printf %s $programs/tunemq-farm
-    set -f # no word of an option is a pattern
+    set -f # an option may contain *
     for word in $(sed -n 's|^ExecStart=[^ ]* ||p' "$units/tunemq-$role.service"); do
         case $word in
             '$TRIALS_AS') [ "$trials_as" = worker ] || printf ' --trial-user %s' "$trials_as" ;;
@@ -451,72 +458,72 @@ quoted() { # WORD
 
 start_service() {
     service=tunemq-$role.service
-    [ -n "$mine" ] || rm -f "$due" # what starts later has it all
+    [ -n "$role_units" ] || rm -f "$restart_marker" # no running service has old files
     if ! has_systemd; then
-        say "no systemd is at work here."
+        say "systemd is not running here."
         make_folders
-        # By this file tunemq-farm knows the user, and it runs nothing without one.
-        [ -e "$target/environment" ] || put /dev/null "$target/environment" 0640 root:$who
+        # tunemq-farm runs nothing without this file, whose owner is its user.
+        [ -e "$target/environment" ] || put /dev/null "$target/environment" 0640 root:$service_user
         if [ -n "$is_template" ]; then
-            say "fill in $etc/environment, then run this again, which prints the command to run"
+            say "fill in $etc/environment, then run this again: it prints the command to run"
             return 0
         fi
         if [ -n "$start" ] && command -v systemctl > /dev/null; then
-            systemctl --quiet enable "$service" && say "with the next boot $service starts."
+            systemctl --quiet enable "$service" && say "$service starts at the next boot."
         fi
-        say "Or have another supervisor run this, as root, and again whenever it ends:"
+        say "Or let another supervisor run this as root, and restart it when it ends:"
         printf '  %s\n' "$(command_line)"
         return 0
     fi
     systemctl daemon-reload
     if [ -z "$start" ]; then
-        [ ! -e "$due" ] || say "restarted by the next run without --no-start:" $mine
+        [ ! -e "$restart_marker" ] || say "the next run without --no-start restarts" $role_units
         return 0
     fi
     if [ -n "$is_template" ]; then
         say "fill in $etc/environment, then: systemctl enable --now tunemq-$role"
         return 0
     fi
-    # Whoever has instances of the template on has switched this one off.
+    # On a machine with enabled instances of the template, the admin has disabled this service.
     for link in "$units"/*.wants/tunemq-worker@*.service; do
         if [ "$role" = worker ] && [ -L "$link" ]; then service=''; fi
     done
     [ -z "$service" ] || systemctl --quiet enable "$service"
-    down=''
-    for unit in $before $service; do
-        case " $down " in *" $unit "*) continue ;; esac
-        systemctl is-active --quiet "$unit" || down="$down $unit"
+    inactive_units=''
+    for unit in $running_units $service; do
+        case " $inactive_units " in *" $unit "*) continue ;; esac
+        systemctl is-active --quiet "$unit" || inactive_units="$inactive_units $unit"
     done
     # All at once: systemd starts the store before the scheduler that needs it.
-    if [ -n "$down" ]; then
-        say "starting$down"
-        # What failed before this run counts as no attempt of it, and is not what is shown.
-        systemctl reset-failed $down 2> /dev/null || true
-        before_start=$(journalctl --quiet --lines 0 --show-cursor 2> /dev/null | sed -n 's/^-- cursor: //p')
-        systemctl start --no-block $down
-        for unit in $down; do comes_up "$unit" || is_down=$unit; done
+    if [ -n "$inactive_units" ]; then
+        say "starting$inactive_units"
+        # So that neither the restart counter nor the shown log includes failures before this run.
+        systemctl reset-failed $inactive_units 2> /dev/null || true
+        log_cursor=$(journalctl --quiet --lines 0 --show-cursor 2> /dev/null | sed -n 's/^-- cursor: //p')
+        systemctl start --no-block $inactive_units
+        for unit in $inactive_units; do wait_until_active "$unit" || failed_unit=$unit; done
     fi
-    stopped=''
-    rm -f "$due"
+    stopped_units=''
+    rm -f "$restart_marker"
 }
 
-# UNIT: waits for it, a minute at most. One that has ended twice has waited for Redis itself, or was
-# refused: the next minute would show the same.
-comes_up() {
+# Waits a minute at most. A unit that has ended twice has itself waited for Redis, or was rejected:
+# a longer wait would not help.
+wait_until_active() { # UNIT
     tries=60
     until systemctl is-active --quiet "$1"; do
         tries=$((tries - 1))
         [ $tries -gt 0 ] && [ "$(systemctl show --property NRestarts --value "$1")" -lt 2 ] || return 1
-        [ $tries -ne 55 ] || say "it does not come up yet; waiting up to a minute"
+        [ $tries -ne 55 ] || say "$1 is not active yet; waiting up to a minute"
         sleep 1
     done
 }
 
 report() {
-    if [ -n "$is_down" ]; then
-        journalctl --quiet --no-pager --output cat --unit "$is_down" \
-            ${before_start:+--after-cursor "$before_start"} | tail -n 16 | sed 's/^/  /' >&2 || true
-        fail "$is_down does not come up. Above is what it said; it is tried again every few seconds."
+    if [ -n "$failed_unit" ]; then
+        journalctl --quiet --no-pager --output cat --unit "$failed_unit" \
+            ${log_cursor:+--after-cursor "$log_cursor"} | tail -n 16 | sed 's/^/  /' >&2 || true
+        fail "$failed_unit does not start: see its log above. systemd retries every few seconds."
     fi
     case $role in
         scheduler) next="tunemq-farm doctor; tunemq-farm nodes" ;;
@@ -542,26 +549,27 @@ report() {
 install_role() {
     here=$(cd "$(dirname "$0")" && pwd)
     [ -f "$here/systemd/tunemq-worker.service" ] ||
-        fail "the folder systemd has to be beside this script, in $here"
-    is_template='' is_down='' stopped=''
-    due=$prefix/.restart-due-$role
-    remember
+        fail "$here has no folder systemd: copy it from the folder deploy of TuneMQ"
+    is_template='' failed_unit='' stopped_units=''
+    restart_marker=$prefix/.restart-due-$role
+    restore_options
     make_users
     fetch
-    refuse_other_user
-    before=$(running)
-    mine=$(printf '%s\n' "$before" | grep "^tunemq-${role}[.@]" || true)
-    [ -n "$start" ] || [ -z "$is_new" ] || [ -z "$before" ] ||
-        fail "what runs cannot have its packages replaced: no --no-start, or first: systemctl stop" $before
-    if [ "$role" = submitter ]; then put_persons_files; else put_configuration; put_units; fi
+    check_user_switch
+    running_units=$(running)
+    role_units=$(printf '%s\n' "$running_units" | grep "^tunemq-${role}[.@]" || true)
+    [ -n "$start" ] || [ -z "$is_new" ] || [ -z "$running_units" ] ||
+        fail "cannot upgrade running services with --no-start: omit it, or first: systemctl stop" \
+            $running_units
+    if [ "$role" = submitter ]; then put_submitter_files; else put_configuration; put_units; fi
     put_programs
     if [ -n "$is_new" ]; then
-        stop $before
+        stop $running_units
         install_packages
-    elif [ -e "$due" ]; then
-        stop $mine
+    elif [ -e "$restart_marker" ]; then
+        stop $role_units
     else
-        say "$prefix has it all already"
+        say "$prefix is up to date"
     fi
     if [ "$role" != submitter ]; then start_service; fi
     report
@@ -571,17 +579,17 @@ stop() { # UNIT...
     [ -n "$start" ] && [ "$#" -gt 0 ] || return 0
     say "stopping $*"
     systemctl daemon-reload
-    stopped=$*
+    stopped_units=$*
     systemctl stop "$@"
 }
 
-# --- away with it ---------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 uninstall() {
     services=$(running)
     [ -z "$services" ] || say "stopping" $services
-    of_services systemctl stop 2> /dev/null || true
-    of_services systemctl reset-failed 2> /dev/null || true
+    with_services systemctl stop 2> /dev/null || true
+    with_services systemctl reset-failed 2> /dev/null || true
     instances=$(find "$units" -path '*.wants/tunemq-worker@*' -exec basename -s .service {} ';')
     rm -f "$units"/*.wants/tunemq-worker@*.service
     for unit in tunemq-scheduler.service tunemq-worker.service tunemq-worker@.service tunemq-store.service; do
@@ -595,25 +603,25 @@ uninstall() {
     rm -f $programs/tunemq-farm
     rm -rf $prefix $cache
     if [ -z "$purge" ]; then
-        say "removed TuneMQ. Kept, and removed by --purge: $etc, $state, $store, $trials, users, and" \
+        say "removed TuneMQ. --purge also removes $etc, $state, $store, $trials, users, and" \
             "the options of workers (--gpu, --same-user) in $units"
-        [ -z "$instances" ] || say "to be enabled again, if you install it again:" $instances
+        [ -z "$instances" ] || say "if you install TuneMQ again, enable these again:" $instances
         return
     fi
-    made=$(cat $etc/.made-users 2> /dev/null || true) # others were there before
+    created_users=$(cat $etc/.made-users 2> /dev/null || true) # not those that existed before
     rm -rf $etc $state $store $trials
-    for name in $made; do
+    for name in $created_users; do
         if getent passwd "$name" > /dev/null; then userdel "$name" || say "left the user $name"; fi
         if getent group "$name" > /dev/null; then groupdel "$name" || true; fi
     done
-    say "removed TuneMQ with its configuration, keys, results and users; people keep ~/.config/tunemq"
+    say "removed TuneMQ with its configuration, keys, results and users, but no ~/.config/tunemq"
 }
 
 main() {
     read_arguments "$@"
-    [ "$(id -u)" -eq 0 ] || fail "only root can do that: sudo sh $0 ..."
+    [ "$(id -u)" -eq 0 ] || fail "only root can run this: sudo sh $0 ..."
     if [ "$role" = uninstall ]; then uninstall; else install_role; fi
 }
 
-# In one line, which is read before it runs: this file may be replaced or removed meanwhile.
+# One line: the shell reads it whole, and this script may replace or remove its own file.
 main "$@"; exit

@@ -230,7 +230,7 @@ def test_installing_again_changes_and_stops_nothing(farm, rack):
         install(machine)  # tests come in any order: another one may have installed something else
         old = main_pid(machine, service)
         said = install(machine)
-        assert "has it all already" in said
+        assert "is up to date" in said
         assert "stopping" not in said
         assert main_pid(machine, service) == old
 
@@ -361,7 +361,7 @@ def test_worker_with_wrong_password_fails_its_installation_until_it_is_corrected
                 fails=True,
             )
             assert "WRONGPASS" in said
-            assert "tunemq-worker.service does not come up" in said
+            assert "tunemq-worker.service does not start" in said
             assert time.monotonic() - began < 30
             said = farm.install_worker(spare)
             assert "install.sh: done." in said

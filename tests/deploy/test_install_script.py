@@ -52,20 +52,20 @@ def test_help_names_every_option():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "say what this machine is to be"),
-        (["worker", "scheduler"], "one at a time"),
-        (["worker", "--quickly"], "--quickly is not known"),
+        ([], "role missing: name scheduler"),
+        (["worker", "scheduler"], "got worker and scheduler"),
+        (["worker", "--quickly"], "unknown argument --quickly"),
         (["worker", "--config"], "--config needs a value"),
-        (["worker", "--config", "/nowhere"], "no file environment"),
-        (["worker", "--wheels", "/nowhere"], "is no folder"),
-        (["worker", "--wheel", "/nowhere"], "is no file"),
-        (["worker", "--requirements", "/nowhere"], "is no file"),
+        (["worker", "--config", "/nowhere"], "contains no file named environment"),
+        (["worker", "--wheels", "/nowhere"], "is not a folder"),
+        (["worker", "--wheel", "/nowhere"], "is not a file"),
+        (["worker", "--requirements", "/nowhere"], "is not a file"),
         (["worker", "--wheel", "a", "--wheels", "b"], "not both"),
         (["worker", "--index", "https://me:secret@there/simple"], "PIP_INDEX_URL"),
-        (["worker", "--purge"], "--purge goes with uninstall"),
+        (["worker", "--purge"], "--purge is for uninstall only"),
         (["worker", "--user", "ada"], "--user is for submitters"),
-        (["submitter", "--user", "ada"], "--user goes with --config"),
-        (["submitter", "--config", "/nowhere"], "--user whose files"),
+        (["submitter", "--user", "ada"], "--user needs --config FOLDER"),
+        (["submitter", "--config", "/nowhere"], "--config needs --user"),
         (["scheduler", "--gpu"], "for workers"),
     ],
 )
@@ -78,7 +78,7 @@ def test_invalid_arguments_are_rejected_with_the_reason(arguments, why):
 def test_wheels_of_several_versions_are_rejected(tmp_path):
     for version in ("0.1.0", "0.1.0.dev0"):
         (tmp_path / f"tunemq-{version}-py3-none-any.whl").touch()
-    assert "has several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
+    assert "contains several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -263,11 +263,11 @@ def test_uninstall_removes_no_files_of_others(installer):
 def test_services_changed_and_not_restarted_are_restarted_by_the_next_run(installer):
     (installer.folder / "running").write_text("tunemq-worker.service\ntunemq-store.service\n")
     said = installer.install("worker", "--no-start")
-    assert "restarted by the next run without --no-start: tunemq-worker.service" in said
+    assert "the next run without --no-start restarts tunemq-worker.service" in said
     assert "systemctl stop" not in said
     said = installer.install("worker")
     assert "systemctl stop tunemq-worker.service\n" in said
-    assert "has it all already" in installer.install("worker")
+    assert "is up to date" in installer.install("worker")
 
 
 def test_packages_of_a_running_service_are_not_replaced(installer):
@@ -323,7 +323,7 @@ def test_unit_that_ends_twice_is_given_up_at_once_and_a_silent_one_after_a_minut
         f"""
         systemctl() {{ [ "$1" = show ] && echo {restarts}; }}
         sleep() {{ echo slept; }}
-        comes_up tunemq-worker.service || echo down
+        wait_until_active tunemq-worker.service || echo down
         """
     )
     assert said.count("slept") == looks
@@ -382,7 +382,7 @@ def test_install_without_systemd_prints_a_command_with_all_options_and_makes_fol
     farm_script = farm_script.replace("/etc/tunemq", str(installer.etc))
     (installer.programs / "tunemq-farm").write_text(farm_script)
     (installer.programs / "tunemq-farm").chmod(0o755)
-    command = said[said.index("whenever it ends:\n") :].splitlines()[1]
+    command = said[said.index("restart it when it ends:\n") :].splitlines()[1]
     ran = subprocess.run(["sh", "-euc", command], capture_output=True, text=True, check=True)
     assert ran.stdout.split("\n")[:-1] == arguments.format(options=options).split()
 
@@ -400,6 +400,6 @@ def test_install_store_without_systemd_announces_only_keys_that_exist(
         r"^report\(\) \{\n.*?^\}\n", SCRIPT.read_text(), re.MULTILINE | re.DOTALL
     )
     said = installer.sh(
-        f"{report}\nhas_systemd() {{ false; }}\nread_arguments store; is_down=''; report"
+        f"{report}\nhas_systemd() {{ false; }}\nread_arguments store; failed_unit=''; report"
     )
     assert f"done. Next: {expected}" in said
