@@ -1,19 +1,19 @@
 #!/bin/sh
-# Keeps as many workers in SLURM's queue as are wanted while a TuneMQ farm has work, and none while
-# it has none. It looks once and ends: have cron or scrontab call it every few minutes.
+# Keeps NUMBER workers in SLURM's queue while a TuneMQ farm has searches, and none otherwise. It
+# checks once and exits: call it every few minutes with cron or scrontab.
 #
 #   workers.sh NAME NUMBER FOLDER ARGUMENTS OF SBATCH...
 #
-#   NAME     of the jobs; each pool of workers (each kind of GPU) has one of its own
+#   NAME     of the jobs; each pool of workers (each kind of GPU) needs a separate one
 #   NUMBER   of workers
-#   FOLDER   of a submitter: his `environment` (TUNEMQ_REDIS, TUNEMQ_KEYS); mode 0700
+#   FOLDER   of a submitter, with `environment` (TUNEMQ_REDIS, TUNEMQ_KEYS); mode 0700
 #
 #   workers.sh a100 16 ~/tunemq/ada --gpus=a100:1 --time=8:00:00 \
 #       ~/tunemq/tunemq.sbatch worker ~/tunemq/worker
 #
-# Exit codes: 0 done; 64 something given is of no use; otherwise that of the command that failed:
-# of `tunemq ls` 69, Redis is away, or 75, no scheduler is there; of `squeue` 1, SLURM does not
-# answer. Then nothing is changed.
+# Exit codes: 0 done; 64 invalid arguments or settings; otherwise the code of a command that failed,
+# before which nothing was changed: 69 (`tunemq ls`: no Redis), 75 (`tunemq ls`: no scheduler), 1
+# (`squeue`: SLURM does not answer).
 set -eu
 
 fail() {
@@ -27,38 +27,40 @@ number=$2
 folder=$3
 shift 3
 case $name in
-    '' | *[!A-Za-z0-9._-]*) fail "'$name' is no name of a job; take letters, digits, - and _" ;;
+    '' | *[!A-Za-z0-9._-]*) fail "invalid job name '$name': use letters, digits, ., - and _" ;;
 esac
 case $number in
-    '' | *[!0-9]*) fail "'$number' is no number of workers" ;;
+    '' | *[!0-9]*) fail "invalid number of workers '$number': use digits" ;;
 esac
 settings=$folder/environment
-[ -r "$settings" ] || fail "$settings cannot be read; make it: docs/deploy/slurm.md says how"
+[ -r "$settings" ] || fail "cannot read $settings: create it as in docs/deploy/slurm.md"
 while IFS= read -r line || [ -n "$line" ]; do
     case $line in
         '' | '#'*) continue ;;
         *=*) ;;
-        *) fail "$settings: a line is no NAME=VALUE" ;;
+        *) fail "$settings: a line has no =: write NAME=VALUE" ;;
     esac
     case ${line%%=*} in
-        '' | [!A-Za-z_]* | *[!A-Za-z0-9_]*) fail "$settings: '${line%%=*}' is no variable" ;;
+        '' | [!A-Za-z_]* | *[!A-Za-z0-9_]*)
+            fail "$settings: invalid name '${line%%=*}': use letters, digits and _"
+            ;;
     esac
     export "${line?}"
 done < "$settings"
 
-found=$("${TUNEMQ_PROGRAM:-tunemq}" ls --active --json)
-waiting=$(printf '%s' "$found" | grep -o '"state":"\(QUEUED\|RUNNING\|STOPPING\)"' | grep -c .) || :
-# On its own: a squeue that fails ends this here, and does not count as one that found nobody.
-listed=$(squeue --noheader --array --user="$(id -un)" --name="$name" --format=%i)
-there=$(printf '%s' "$listed" | grep -c .) || :
+listing=$("${TUNEMQ_PROGRAM:-tunemq}" ls --active --json)
+searches=$(printf '%s' "$listing" | grep -o '"state":"\(QUEUED\|RUNNING\|STOPPING\)"' | grep -c .) || :
+# Not in a pipe: if squeue fails, the script ends, instead of counting no jobs.
+jobs=$(squeue --noheader --array --user="$(id -un)" --name="$name" --format=%i)
+workers=$(printf '%s' "$jobs" | grep -c .) || :
 
-if [ "$waiting" -eq 0 ]; then
-    if [ "$there" -gt 0 ]; then
-        echo "workers.sh: no searches; $there workers of $name are not needed"
+if [ "$searches" -eq 0 ]; then
+    if [ "$workers" -gt 0 ]; then
+        echo "workers.sh: no searches; cancelling $workers workers of $name"
         scancel --user="$(id -un)" --name="$name"
     fi
-elif [ "$there" -lt "$number" ]; then
-    missing=$((number - there))
-    echo "workers.sh: searches: $waiting; workers of $name: $there, $missing more are wanted"
+elif [ "$workers" -lt "$number" ]; then
+    missing=$((number - workers))
+    echo "workers.sh: searches: $searches; workers of $name: $workers, submitting $missing more"
     sbatch --job-name="$name" --array="1-$missing" "$@"
 fi

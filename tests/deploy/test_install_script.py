@@ -120,14 +120,14 @@ def test_values_of_the_environment_file_are_taken_literally(tmp_path):
     (tmp_path / "environment").write_text("\n".join(lines))
     said = farm("ls", "--json", "a b", folder=tmp_path).splitlines()
     assert said[:2] == ["ls --json a b", f"{url} last line, without an end"]
-    assert "is no NAME=VALUE" in said[2]
+    assert "ignored no pair: write NAME=VALUE" in said[2]
     assert not (tmp_path / "x").exists()
 
 
 def test_line_with_export_is_named_without_its_value(tmp_path):
     (tmp_path / "environment").write_text("export TUNEMQ_REDIS=secret\nTOKEN=t\n")
     said = farm("ls", folder=tmp_path)
-    assert "environment: export TUNEMQ_REDIS is no NAME=VALUE" in said
+    assert "environment: ignored export TUNEMQ_REDIS: write NAME=VALUE" in said
     assert "secret" not in said
     said = said_by("worker", "--config", str(tmp_path), code=2)
     assert f"{tmp_path}/environment, line 1: write NAME=VALUE" in said
@@ -136,7 +136,7 @@ def test_line_with_export_is_named_without_its_value(tmp_path):
 
 def test_folder_without_an_environment_file_is_named(tmp_path):
     said = farm("ls", folder=tmp_path, code=64)
-    assert f"there is no {tmp_path}/environment" in said
+    assert f"{tmp_path}/environment is missing: create it" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

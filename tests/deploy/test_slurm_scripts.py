@@ -219,7 +219,7 @@ def test_job_that_is_told_to_end_is_not_requeued_for_its_walltime(world):
     world.slurm.walltime_nears(job)
     world.says(job, "got SIGTERM")
     world.slurm.command("scancel", job.shown)
-    world.says(job, "told to end")
+    world.says(job, "received SIGTERM or SIGINT")
     held.unlink()
     world.ends(job, 0, "CANCELLED")
     assert (job.state, job.starts, job.was_killed) == ("CANCELLED", 1, False)
@@ -232,11 +232,11 @@ def test_second_signal_does_not_reach_the_worker(any_world):
     world.slurm.walltime_nears(job)
     world.says(job, "got SIGTERM")
     world.slurm.walltime_ends(job)
-    world.says(job, "told to end")
+    world.says(job, "received SIGTERM or SIGINT")
     # The script would still handle a second signal meanwhile.
     job.kill_at = time.monotonic() + 1.0
     said = world.ends(job, 137, "TIMEOUT")  # that was this program's own fault
-    assert "told to end" in said
+    assert "received SIGTERM or SIGINT" in said
     assert said.count("got SIGTERM") == 1
 
 
@@ -253,7 +253,7 @@ def test_job_that_may_not_be_requeued_reports_it(tmp_path):
     try:
         job = world.starts()
         world.slurm.walltime_nears(job)
-        assert "this site does not let jobs queue up again" in world.ends(job, 0, "COMPLETED")
+        assert "scontrol requeue failed; sites can forbid it" in world.ends(job, 0, "COMPLETED")
     finally:
         world.slurm.close()
 
@@ -301,7 +301,7 @@ def test_commands_of_the_page_are_valid_for_slurm(world):
 
     code, said = keep(world, 2, "RUNNING", line=cron)
     assert code == 0, said
-    assert "workers of a100: 0, 2 more are wanted" in said
+    assert "workers of a100: 0, submitting 2 more" in said
 
 
 def test_page_keeps_results_of_the_head_where_all_nodes_see_them(world, monkeypatch):
@@ -337,15 +337,15 @@ def test_invalid_settings_are_named(any_world):
     world = any_world
     environment = world.config / "environment"
     for text, wanted in (
-        ("TUNEMQ_REDIS redis://head", "a line is no NAME=VALUE"),
-        ("export A=1", "'export A' is no name of a variable"),
-        ("A;id=1", "'A;id' is no name of a variable"),
-        ("TUNEMQ_PROGRAM=/nowhere/tunemq", "there is no /nowhere/tunemq"),
+        ("TUNEMQ_REDIS redis://head", "a line has no =: write NAME=VALUE"),
+        ("export A=1", "invalid name 'export A'"),
+        ("A;id=1", "invalid name 'A;id'"),
+        ("TUNEMQ_PROGRAM=/nowhere/tunemq", "/nowhere/tunemq not found: set TUNEMQ_PROGRAM"),
     ):
         environment.write_text(f"{text}\n")
         assert wanted in world.refuses("worker", world.config)
     environment.unlink()
-    assert "environment cannot be read" in world.refuses("worker", world.config)
+    assert f"cannot read {environment}" in world.refuses("worker", world.config)
 
 
 def test_folder_readable_by_others_is_rejected(world):
@@ -357,7 +357,7 @@ def test_working_folder_that_is_a_link_of_another_user_is_rejected(world):
     scratch = world.slurm.folder / "scratch" / "101"
     scratch.mkdir(parents=True)
     (scratch / f"tunemq-{os.getuid()}-slurm-101").symlink_to("/")
-    assert "cannot be made, or is not yours" in world.refuses("worker", world.config)
+    assert "or another user owns it" in world.refuses("worker", world.config)
 
 
 def test_script_without_slurm_explains_its_purpose(world):
@@ -369,7 +369,7 @@ def test_script_without_slurm_explains_its_purpose(world):
         check=False,
     )
     assert done.returncode == 64
-    assert "this is for sbatch" in done.stderr
+    assert "submit this script with sbatch" in done.stderr
 
 
 # --- as many as are wanted ------------------------------------------------------------------------
@@ -410,14 +410,14 @@ def test_workers_are_started_while_there_is_work_up_to_the_wanted_number(world):
     assert running(world) == 0
     code, said = keep(world, 2, "RUNNING", "QUEUED")
     assert code == 0
-    assert "searches: 2; workers of a100: 0, 2 more are wanted" in said
+    assert "searches: 2; workers of a100: 0, submitting 2 more" in said
     assert running(world) == 2
     assert keep(world, 2, "RUNNING") == (0, "")
-    assert "1 more are wanted" in keep(world, 3, "RUNNING")[1]
+    assert "submitting 1 more" in keep(world, 3, "RUNNING")[1]
     assert running(world) == 3
     for job in world.slurm.jobs:
         world.says(job, "waiting")
-    assert "3 workers of a100 are not needed" in keep(world, 3)[1]
+    assert "cancelling 3 workers of a100" in keep(world, 3)[1]
     eventually(lambda: all(job.codes for job in world.slurm.jobs))
     assert running(world) == 0
     assert {tuple(job.codes) for job in world.slurm.jobs} == {(0,)}
