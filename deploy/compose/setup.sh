@@ -1,17 +1,17 @@
 #!/bin/sh
-# Makes all that is secret in a farm of docker-compose.yml, once, each role's in a folder of its own
-# below FOLDER (/secrets): what is there is kept, what others need of it is copied anew. Run by the
-# service `setup` at each `docker compose up`; by hand, `docker compose run --rm setup COMMAND`:
-#   (none)             makes what is missing; TUNEMQ_SUBMITTERS says who may submit
-#   keys ARGUMENTS     `tunemq keys` on the keys of the farm: keys show, keys rotate, ...
-#   new-passwords      other passwords for Redis and the store
-#   new-certificates   other certificates, of the same authority
-#   show               who is there, and until when certificates are good; nothing that is secret
-# Variables: TUNEMQ_SUBMITTERS (names with spaces or commas), TUNEMQ_HOST (names and addresses of
-# this machine for others; by default the address in TUNEMQ_PUBLISH, or 127.0.0.1), TUNEMQ_REDIS_PORT,
-# TUNEMQ_STORE_PORT (where others reach them). Without TUNEMQ_SUBMITTERS the submitters stay; each other
-# variable that is empty means its default. A COMMAND changes none of them.
-# TUNEMQ_OWNER is uid:gid of all containers but this, and TUNEMQ_GRAFANA_OWNER that of Grafana's.
+# Creates the secrets of a farm of docker-compose.yml in /secrets, unless they exist, and copies to
+# each role's folder those that it needs. The service `setup` runs it at each `docker compose up`. By
+# hand: `docker compose run --rm setup COMMAND`
+#   (none)             creates missing secrets for the roles and for TUNEMQ_SUBMITTERS
+#   keys ARGUMENTS     runs `tunemq keys` on the farm's keys: keys show, keys rotate, ...
+#   new-passwords      replaces the passwords for Redis and the store
+#   new-certificates   replaces the certificates; the authority stays
+#   show               prints the submitters and when certificates expire, but no secrets
+# Variables: TUNEMQ_SUBMITTERS (names, separated by spaces or commas), TUNEMQ_HOST (names and
+# addresses of this machine for others; default: the address in TUNEMQ_PUBLISH, or 127.0.0.1),
+# TUNEMQ_REDIS_PORT, TUNEMQ_STORE_PORT (ports for others). Without TUNEMQ_SUBMITTERS the submitters
+# stay; another empty variable means its default. A COMMAND changes none of these settings.
+# TUNEMQ_OWNER is uid:gid of the other containers, TUNEMQ_GRAFANA_OWNER that of Grafana.
 set -eu
 umask 077
 
@@ -19,43 +19,43 @@ secrets=${TUNEMQ_SECRETS:-/secrets}
 here=$(cd "$(dirname "$0")" && pwd)
 shipped=${here%/*}
 owner=${TUNEMQ_OWNER-10001:10001} grafana_owner=${TUNEMQ_GRAFANA_OWNER-472:0}
-made=$secrets/authority  # what others' files are made of; no other container sees it
-soon=$((90 * 24 * 3600))  # before it ends, in seconds, a certificate is made anew, as by certificates.sh
+authority=$secrets/authority  # the source of all other files, for this and store-setup only
+renewal_s=$((90 * 24 * 3600))  # certificates.sh renews a certificate this long before its end
 
-lines() { # TEXT: the names in it, which have spaces or commas between them, each once
+unique_words() { # TEXT: prints its words, separated by spaces or commas, one a line
     echo "$1" | tr -s ', \n' '\n' | awk 'NF && !seen[$0]++'
 }
 
-before() { # NAME: the setting of the last run
-    sed -n "s/^$1=//p" "$made/settings" 2> /dev/null || :
+last_setting() { # NAME: prints the setting of the last run
+    sed -n "s/^$1=//p" "$authority/settings" 2> /dev/null || :
 }
 
-setting() { # NAME VALUE DEFAULT: VALUE now; for a command, the setting of the last run
-    kept=
-    [ -z "$command" ] || kept=$(before "$1")
-    echo "${kept:-${2:-$3}}"
+setting() { # NAME VALUE DEFAULT: prints VALUE or, for a command, the setting of the last run
+    last=
+    [ -z "$command" ] || last=$(last_setting "$1")
+    echo "${last:-${2:-$3}}"
 }
 
 command=${1-}
 published=${TUNEMQ_PUBLISH-}
-case $published in 0.0.0.0 | :: | '[::]') published= ;; esac  # no address that others can use
-hosts=$(lines "$(setting HOST "${TUNEMQ_HOST-}" "${published:-127.0.0.1}")")
+case $published in 0.0.0.0 | :: | '[::]') published= ;; esac  # others cannot connect to these
+hosts=$(unique_words "$(setting HOST "${TUNEMQ_HOST-}" "${published:-127.0.0.1}")")
 redis_port=$(setting REDIS_PORT "${TUNEMQ_REDIS_PORT-}" 6379)
 store_port=$(setting STORE_PORT "${TUNEMQ_STORE_PORT-}" 9000)
 
-# The submitter that is made where none is named stays when others are named later: the person who set
-# up the farm would lose access. Named once, it goes as every other name does.
-named=$(lines "${TUNEMQ_SUBMITTERS-}")
-submitters=$(lines "$(before SUBMITTERS)")
-unnamed=$(before UNNAMED)
-if [ -z "$submitters$named" ]; then
-    unnamed=submitter
-    submitters=$unnamed
-elif [ -n "$named" ] && { [ -z "$command" ] || [ -z "$submitters" ]; }; then
-    ! echo "$named" | grep -qx submitter || unnamed=
-    submitters=$(lines "$named $unnamed")
+# The default submitter stays when TUNEMQ_SUBMITTERS is set later: otherwise the user who set up the
+# farm would lose access. Once TUNEMQ_SUBMITTERS has named it, it is a submitter like all others.
+given_submitters=$(unique_words "${TUNEMQ_SUBMITTERS-}")
+submitters=$(unique_words "$(last_setting SUBMITTERS)")
+default_submitter=$(last_setting UNNAMED)
+if [ -z "$submitters$given_submitters" ]; then
+    default_submitter=submitter
+    submitters=$default_submitter
+elif [ -n "$given_submitters" ] && { [ -z "$command" ] || [ -z "$submitters" ]; }; then
+    ! echo "$given_submitters" | grep -qx submitter || default_submitter=
+    submitters=$(unique_words "$given_submitters $default_submitter")
 fi
-changed='' removed=''
+changed_files='' removed_submitters=''
 
 fail() {
     echo "setup: $*" >&2
@@ -71,65 +71,65 @@ random() { # BYTES
     od -An -v -N "$1" -tx1 /dev/urandom | tr -d ' \n'
 }
 
-give() { # PATH [OWNER]
+set_owner() { # PATH [OWNER]
     [ -z "${2-$owner}" ] || chown -R "${2-$owner}" "$1"
 }
 
-put() { # TARGET [OWNER]: what comes in, if it differs, whole or not at all
+put() { # TARGET [OWNER]: replaces the file atomically with stdin, if they differ
     cat > "$1.new"
     if [ -e "$1" ] && cmp -s "$1.new" "$1"; then
         rm "$1.new"
     else
-        give "$1.new" "${2-$owner}"
-        [ ! -e "$1" ] || changed="$changed ${1#"$secrets/"}"
+        set_owner "$1.new" "${2-$owner}"
+        [ ! -e "$1" ] || changed_files="$changed_files ${1#"$secrets/"}"
         mv "$1.new" "$1"
     fi
 }
 
-once() { # FILE BYTES: a random text, if there is none yet
+put_random() { # FILE BYTES: writes a random text, unless the file has one
     [ -s "$1" ] || random "$2" | put "$1" ''
 }
 
 check() {
-    command -v openssl > /dev/null || fail "there is no openssl here: this runs in tunemq/scheduler"
+    command -v openssl > /dev/null || fail "openssl not found: run this in tunemq/scheduler"
     for name in $submitters; do
         case $name in
             scheduler | worker | exporter | keeper | default | admin | client | [!A-Za-z]* | *[!A-Za-z0-9_-]*)
-                fail "TUNEMQ_SUBMITTERS: '$name' cannot be the name of a submitter; it begins with a" \
-                    "letter, has letters, digits, _ and - only, and is no role's (scheduler, worker," \
-                    "exporter, keeper, default, admin, client)" ;;
+                fail "TUNEMQ_SUBMITTERS: invalid name '$name': use letters, digits, _ and -, first" \
+                    "a letter, and none of scheduler, worker, exporter, keeper, default, admin, client" ;;
         esac
-        [ "${#name}" -le 40 ] || fail "TUNEMQ_SUBMITTERS: '$name' is too long, 40 characters are the most"
+        [ "${#name}" -le 40 ] ||
+            fail "TUNEMQ_SUBMITTERS: '$name' is too long: use at most 40 characters"
     done
     for port in "$redis_port" "$store_port"; do
         case $port in
-            '' | *[!0-9]*) fail "TUNEMQ_REDIS_PORT and TUNEMQ_STORE_PORT are numbers; given: '$port'" ;;
+            '' | *[!0-9]*) fail "TUNEMQ_REDIS_PORT, TUNEMQ_STORE_PORT: '$port' is not a number" ;;
         esac
     done
     for host in $hosts; do
         case $host in
-            *[!A-Za-z0-9.:-]*) fail "TUNEMQ_HOST: '$host' is no name or address of a machine" ;;
+            *[!A-Za-z0-9.:-]*) fail "TUNEMQ_HOST: '$host' is not a host name or address" ;;
         esac
     done
 }
 
-# --- what is made once ----------------------------------------------------------------------------
+# --- the authority's files ------------------------------------------------------------------------
 
 make_settings() {
-    for name in HOST:"$hosts" SUBMITTERS:"$submitters" UNNAMED:"$unnamed" REDIS_PORT:"$redis_port" \
-        STORE_PORT:"$store_port"; do
-        echo "${name%%:*}=$(lines "${name#*:}" | paste -sd' ' -)"
-    done | put "$made/settings" ''
+    for pair in HOST:"$hosts" SUBMITTERS:"$submitters" UNNAMED:"$default_submitter" \
+        REDIS_PORT:"$redis_port" STORE_PORT:"$store_port"; do
+        echo "${pair%%:*}=$(unique_words "${pair#*:}" | paste -sd' ' -)"
+    done | put "$authority/settings" ''
 }
 
 make_certificates() {
-    tls=$made/tls
+    tls=$authority/tls
     mkdir -p "$tls"
     for server in redis:redis proxy:store; do
-        names=$(lines "${server%:*} localhost 127.0.0.1 $hosts" | paste -sd, -)
+        names=$(unique_words "${server%:*} localhost 127.0.0.1 $hosts" | paste -sd, -)
         server=${server#*:}
         if [ "$(cat "$tls/$server.names" 2> /dev/null)" != "$names" ]; then
-            rm -f "$tls/$server.crt"  # it is for other names
+            rm -f "$tls/$server.crt"  # certificates.sh renews it only if it is missing
         fi
         sh "$shipped/redis/certificates.sh" "$names" "$tls" "$server" > /dev/null
         printf '%s\n' "$names" > "$tls/$server.names"
@@ -137,36 +137,36 @@ make_certificates() {
 }
 
 make_keys() {
-    if [ ! -e "$made/keys/scheduler.toml" ]; then
-        rm -rf "$made/keys.new"
+    if [ ! -e "$authority/keys/scheduler.toml" ]; then
+        rm -rf "$authority/keys.new"
         # shellcheck disable=SC2086 # names have no spaces
-        tunemq keys new "$made/keys.new" $submitters > /dev/null
-        mv "$made/keys.new" "$made/keys"
+        tunemq keys new "$authority/keys.new" $submitters > /dev/null
+        mv "$authority/keys.new" "$authority/keys"
     fi
-    # scheduler.toml is what counts: the others may be there before it says so, and after.
+    # Only scheduler.toml tells who may submit: after a crash, other files may be older or newer.
     for name in $submitters; do
-        submitters_there | grep -qx -- "$name" || tunemq keys add "$made/keys" "$name" > /dev/null
+        known_submitters | grep -qx -- "$name" ||
+            tunemq keys add "$authority/keys" "$name" > /dev/null
     done
-    for name in $(submitters_there); do
+    for name in $(known_submitters); do
         if ! may_submit "$name"; then
-            removed="$removed $name"
-            tunemq keys remove "$made/keys" "$name" > /dev/null
+            removed_submitters="$removed_submitters $name"
+            tunemq keys remove "$authority/keys" "$name" > /dev/null
         fi
     done
-    forget_others keys .toml
+    remove_former_submitters keys .toml
 }
 
-# FOLDER SUFFIX: files there of those who may submit no more.
-forget_others() {
-    for file in "$made/$1"/*"$2"; do
+remove_former_submitters() { # FOLDER SUFFIX: removes their files
+    for file in "$authority/$1"/*"$2"; do
         name=$(basename "$file" "$2")
         case $name in scheduler | worker) continue ;; esac
         may_submit "$name" || rm "$file"
     done
 }
 
-submitters_there() {
-    sed -n 's/^\[submitters\.\(.*\)\]$/\1/p' "$made/keys/scheduler.toml"
+known_submitters() {
+    sed -n 's/^\[submitters\.\(.*\)\]$/\1/p' "$authority/keys/scheduler.toml"
 }
 
 may_submit() { # NAME
@@ -174,53 +174,53 @@ may_submit() { # NAME
 }
 
 make_redis_users() {
-    # The file is made anew each time, from the rights that are shipped and passwords that stay.
-    mkdir -p "$made/passwords"
-    acl=$made/users.acl.new
+    # Written anew each time: an upgrade may bring other rights. The passwords stay.
+    mkdir -p "$authority/passwords"
+    acl=$authority/users.acl.new
     grep -v '^user submitter ' "$shipped/redis/users.acl" > "$acl"
     for name in $submitters; do
         sed -n "s/^user submitter /user $name /; s/-password-of-submitter /-password-of-$name /; /^user $name /p" \
             "$shipped/redis/users.acl" >> "$acl"
     done
-    # Has Redis read this file again, for `store-setup`, if it has not; and may do nothing else.
+    # With this user, `store-setup` makes Redis reload this file; it has no other rights.
     echo 'user keeper on #sha256-of-the-password-of-keeper resetchannels -@all +ping +acl|load +acl|users' >> "$acl"
     for name in scheduler worker exporter keeper $submitters; do
-        file=$made/passwords/$name.password
-        once "$file" 32
+        file=$authority/passwords/$name.password
+        put_random "$file" 32
         hash=$(tr -d '\n' < "$file" | sha256sum | cut -d ' ' -f 1)
         sed "s/#sha256-of-the-password-of-$name /#$hash /" "$acl" > "$acl.next"
         mv "$acl.next" "$acl"
     done
-    for file in "$made"/passwords/*.password; do
+    for file in "$authority"/passwords/*.password; do
         name=$(basename "$file" .password)
         case $name in scheduler | worker | exporter | keeper) continue ;; esac
         may_submit "$name" || rm "$file"
     done
     if grep -n '#sha256-of-the-password-of-' "$acl" >&2; then
-        fail "these lines of redis/users.acl have no password: setup.sh does not know their users"
+        fail "setup.sh does not know these users of redis/users.acl: use both files of one version"
     fi
-    # Nobody can be this one: the name says which file Redis has read.
+    # A disabled user, whose name shows `store-setup` which version of the file Redis has read.
     hash=$(sha256sum < "$acl" | cut -d ' ' -f 1)
     echo "user file-$hash off resetpass resetkeys resetchannels -@all" >> "$acl"
-    mv "$acl" "$made/users.acl"
+    mv "$acl" "$authority/users.acl"
 }
 
 make_store_users() {
-    mkdir -p "$made/store"
-    once "$made/store/root-user" 12
-    once "$made/store/root-password" 32
+    mkdir -p "$authority/store"
+    put_random "$authority/store/root-user" 12
+    put_random "$authority/store/root-password" 32
     for name in scheduler worker $submitters; do
-        file=$made/store/$name.credentials
+        file=$authority/store/$name.credentials
         [ -s "$file" ] || printf '[default]\naws_access_key_id = %s-%s\naws_secret_access_key = %s\n' \
             "$name" "$(random 6)" "$(random 20)" | put "$file" ''
     done
-    forget_others store .credentials
+    remove_former_submitters store .credentials
 }
 
-# --- what each gets of it -------------------------------------------------------------------------
+# --- each role's copies ---------------------------------------------------------------------------
 
-environment() { # USER-OF-REDIS HOST PORT STORE: as the role finds it in /etc/tunemq
-    echo "TUNEMQ_REDIS=rediss://$1:$(cat "$made/passwords/$1.password")@$2:$3/0?ssl_ca_certs=/etc/tunemq/ca.crt"
+environment() { # USER-OF-REDIS HOST PORT STORE: prints the role's /etc/tunemq/environment
+    echo "TUNEMQ_REDIS=rediss://$1:$(cat "$authority/passwords/$1.password")@$2:$3/0?ssl_ca_certs=/etc/tunemq/ca.crt"
     echo "TUNEMQ_KEYS=/etc/tunemq/keys.toml"
     echo "TUNEMQ_S3_ENDPOINT=https://proxy:9000"
     [ -z "$4" ] || echo "TUNEMQ_S3_REACHED_AT=$4"
@@ -228,61 +228,61 @@ environment() { # USER-OF-REDIS HOST PORT STORE: as the role finds it in /etc/tu
     echo "AWS_SHARED_CREDENTIALS_FILE=/etc/tunemq/credentials"
 }
 
-give_role() { # FOLDER NAME HOST PORT STORE
+copy_role() { # FOLDER NAME HOST PORT STORE
     mkdir -p "$1"
-    put "$1/ca.crt" < "$made/tls/ca.crt"
-    put "$1/credentials" < "$made/store/$2.credentials"
-    put "$1/keys.toml" < "$made/keys/$2.toml"
+    put "$1/ca.crt" < "$authority/tls/ca.crt"
+    put "$1/credentials" < "$authority/store/$2.credentials"
+    put "$1/keys.toml" < "$authority/keys/$2.toml"
     environment "$2" "$3" "$4" "$5" | put "$1/environment"
-    give "$1"
+    set_owner "$1"
 }
 
-give_outside() { # NAME
+copy_outside() { # NAME
     host=$(echo "$hosts" | head -n 1)
     case $host in *:*) host="[$host]" ;; esac
-    give_role "$secrets/outside/$1" "$1" "$host" "$redis_port" "https://$host:$store_port"
+    copy_role "$secrets/outside/$1" "$1" "$host" "$redis_port" "https://$host:$store_port"
     put "$secrets/outside/$1/with" < "$here/with.sh"
     chmod 700 "$secrets/outside/$1/with"
 }
 
-give_all() {
+copy_all() {
     mkdir -p "$secrets/redis/tls"
     put "$secrets/redis/redis.conf" < "$shipped/redis/redis.conf"
-    put "$secrets/redis/users.acl" < "$made/users.acl"
-    put "$secrets/redis/exporter.password" < "$made/passwords/exporter.password"
+    put "$secrets/redis/users.acl" < "$authority/users.acl"
+    put "$secrets/redis/exporter.password" < "$authority/passwords/exporter.password"
     for file in ca.crt redis.crt redis.key; do
-        put "$secrets/redis/tls/$file" < "$made/tls/$file"
+        put "$secrets/redis/tls/$file" < "$authority/tls/$file"
     done
-    give "$secrets/redis"
+    set_owner "$secrets/redis"
 
     mkdir -p "$secrets/minio" "$secrets/proxy" "$secrets/grafana"
-    put "$secrets/minio/root-user" < "$made/store/root-user"
-    put "$secrets/minio/root-password" < "$made/store/root-password"
-    give "$secrets/minio"
+    put "$secrets/minio/root-user" < "$authority/store/root-user"
+    put "$secrets/minio/root-password" < "$authority/store/root-password"
+    set_owner "$secrets/minio"
     for file in store.crt store.key; do
-        put "$secrets/proxy/$file" < "$made/tls/$file"
+        put "$secrets/proxy/$file" < "$authority/tls/$file"
     done
     put "$secrets/proxy/nginx.conf" < "$shipped/proxy/nginx.conf"
-    give "$secrets/proxy"
-    once "$made/grafana-password" 16
-    once "$made/grafana-key" 32
-    put "$secrets/grafana/admin-password" "$grafana_owner" < "$made/grafana-password"
-    put "$secrets/grafana/secret-key" "$grafana_owner" < "$made/grafana-key"
-    give "$secrets/grafana" "$grafana_owner"
+    set_owner "$secrets/proxy"
+    put_random "$authority/grafana-password" 16
+    put_random "$authority/grafana-key" 32
+    put "$secrets/grafana/admin-password" "$grafana_owner" < "$authority/grafana-password"
+    put "$secrets/grafana/secret-key" "$grafana_owner" < "$authority/grafana-key"
+    set_owner "$secrets/grafana" "$grafana_owner"
 
-    give_role "$secrets/scheduler" scheduler redis 6379 ''
-    give_role "$secrets/worker" worker redis 6379 ''
+    copy_role "$secrets/scheduler" scheduler redis 6379 ''
+    copy_role "$secrets/worker" worker redis 6379 ''
     mkdir -p "$secrets/outside"
-    give_outside worker
+    copy_outside worker
     for name in $submitters; do
-        give_outside "$name"
+        copy_outside "$name"
     done
     for folder in "$secrets"/outside/*; do
         name=$(basename "$folder")
         [ "$name" = worker ] || may_submit "$name" || rm -rf "$folder"
     done
 
-    # Volumes of what is kept: Docker makes them root's.
+    # Docker creates these volumes with the owner root.
     for folder in redis minio results; do
         [ ! -d "/data/$folder" ] || chown "$owner" "/data/$folder"
     done
@@ -290,33 +290,35 @@ give_all() {
 
 show() {
     for file in tls/store.names keys/scheduler.toml; do
-        [ -e "$made/$file" ] || fail "nothing is made yet: \`docker compose up --detach\` does so"
+        [ -e "$authority/$file" ] || fail "no secrets yet: run \`docker compose up --detach\`"
     done
-    echo "submitters: $(submitters_there | paste -sd' ' -)"
+    echo "submitters: $(known_submitters | paste -sd' ' -)"
     for file in ca redis store; do
-        echo "$file.crt:$(of_names "$file") until $(openssl x509 -in "$made/tls/$file.crt" -noout -enddate |
-            cut -d= -f2)$(ends_soon "$file")"
+        end=$(openssl x509 -in "$authority/tls/$file.crt" -noout -enddate | cut -d= -f2)
+        echo "$file.crt:$(names_of "$file") until $end$(expiry_hint "$file")"
     done
-    echo "for outside, in $secrets/outside: $(cd "$secrets/outside" && echo *)"
+    echo "files for other machines, in $secrets/outside: $(cd "$secrets/outside" && echo *)"
 }
 
-of_names() { # FILE
-    [ ! -e "$made/tls/$1.names" ] || echo " for $(cat "$made/tls/$1.names"),"
+names_of() { # CERTIFICATE
+    [ ! -e "$authority/tls/$1.names" ] || echo " for $(cat "$authority/tls/$1.names"),"
 }
 
-ends_soon() { # FILE
-    openssl x509 -in "$made/tls/$1.crt" -noout -checkend "$soon" > /dev/null ||
-        echo ": SOON; \`docker compose up --detach\`, then \`docker compose restart redis proxy\`"
+expiry_hint() { # CERTIFICATE
+    openssl x509 -in "$authority/tls/$1.crt" -noout -checkend "$renewal_s" > /dev/null ||
+        echo ": SOON; \`docker compose up --detach\` and \`docker compose restart redis proxy\` renew it"
 }
 
-say_what_is_other() {
-    [ -z "$removed" ] || echo "removed:$removed; named again, they get other keys and copy their folders again"
-    [ -z "$unnamed" ] || [ "$unnamed" = "$submitters" ] ||
-        echo "kept: $unnamed, made before TUNEMQ_SUBMITTERS named anyone; to remove it, name it there," \
-            "run \`docker compose up --detach\`, and take the name out again"
-    others=$(lines "$changed" | grep -E '^(redis/(redis.conf|tls/)|proxy/)' | paste -sd' ' - || :)
-    [ -z "$others" ] ||
-        echo "changed: $others; in force after \`docker compose restart redis proxy\`, where these run already"
+report_changes() {
+    [ -z "$removed_submitters" ] ||
+        echo "removed:$removed_submitters; if you add them again, they need new copies of their folders"
+    [ -z "$default_submitter" ] || [ "$default_submitter" = "$submitters" ] ||
+        echo "kept: $default_submitter, from when TUNEMQ_SUBMITTERS was empty; to remove it, add it" \
+            "there, run \`docker compose up --detach\`, and take it out again"
+    service_files=$(unique_words "$changed_files" |
+        grep -E '^(redis/(redis.conf|tls/)|proxy/)' | paste -sd' ' - || :)
+    [ -z "$service_files" ] ||
+        echo "changed: $service_files; running services need \`docker compose restart redis proxy\`"
 }
 
 [ "$#" -le 1 ] || [ "$command" = keys ] || usage
@@ -331,9 +333,9 @@ case $command in
             rotate | promote | drop) ;;
             show)
                 shift 2
-                exec tunemq keys show "$made/keys" "$@" ;;
-            *) fail "keys $2 is not for here: rotate, promote, drop and show are; who may submit" \
-                "stands in TUNEMQ_SUBMITTERS" ;;
+                exec tunemq keys show "$authority/keys" "$@" ;;
+            *) fail "keys $2 is not available: use rotate, promote, drop or show, and" \
+                "TUNEMQ_SUBMITTERS for submitters" ;;
         esac ;;
     *) usage ;;
 esac
@@ -342,17 +344,17 @@ case $command in
     keys)
         step=$2
         shift 2
-        tunemq keys "$step" "$made/keys" "$@"
-        echo "setup: the scheduler and the workers get theirs now; from outside/ copy those of others" ;;
-    new-passwords) rm -rf "$made/passwords" "$made/store" ;;
-    new-certificates) rm -f "$made"/tls/redis.crt "$made"/tls/store.crt ;;
+        tunemq keys "$step" "$authority/keys" "$@"
+        echo "setup: scheduler and workers get new keys now; copy those of others from outside/" ;;
+    new-passwords) rm -rf "$authority/passwords" "$authority/store" ;;
+    new-certificates) rm -f "$authority"/tls/redis.crt "$authority"/tls/store.crt ;;
 esac
-mkdir -p "$made"
+mkdir -p "$authority"
 make_settings
 make_certificates
 make_keys
 make_redis_users
 make_store_users
-give_all
+copy_all
 show
-say_what_is_other
+report_changes

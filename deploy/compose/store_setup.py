@@ -1,10 +1,10 @@
-"""Has the services of docker-compose.yml know the users that `setup.sh` has made.
+"""Create the users of `setup.sh` in the services of docker-compose.yml.
 
-In MinIO: the bucket, and for each role a user with its policy of ``deploy/minio``; users whom there
-is no file of any more are removed. In Redis: the file of its users is read again, unless that which
-Redis has read is the same, since it ends all connections. Everything may be there already. Run by
-the service `store-setup`, which sees all that is secret in a farm, and never shows any of it.
-"""  # noqa: INP001 - a script, which no package holds
+In MinIO: create the bucket and, for each role, a user with its policy of ``deploy/minio``; remove
+users that have no file any more. In Redis: reload the file of users if it has changed, because a
+reload ends all connections. The script can run again at any time. The service `store-setup` runs
+it, with access to all secrets of the farm; it prints none of them.
+"""  # noqa: INP001 - a script outside packages
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SECRETS: Final = Path(os.environ.get("TUNEMQ_SECRETS", "/secrets"))
 POLICIES: Final = Path(__file__).parents[1] / "minio"
 MINIO: Final = os.environ.get("TUNEMQ_MINIO", "minio:9000")
 REDIS: Final = os.environ.get("TUNEMQ_REDIS_PLACE", "redis:6379")
-#: The store is s3://tunemq/farm, for which the policies are.
+#: The policies are for the store s3://tunemq/farm.
 BUCKET: Final = "tunemq"
 ROLES: Final = ("scheduler", "worker")
-#: How long a server that has just begun may take until it knows its own users.
+#: How long MinIO may take after its start to load its users.
 TIMEOUT_S: Final = 60.0
-#: Names of our users: a name, and the suffix that `setup.sh` adds.
-_OURS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*-[0-9a-f]{12}")
+#: Users of a farm have a name with a suffix that `setup.sh` adds.
+_FARM_USER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*-[0-9a-f]{12}")
 
-_TROUBLES: Final = (
+_ERRORS: Final = (
     *(OSError, S3Error, MinioAdminException),
     *(redis.RedisError, urllib3.exceptions.HTTPError),
 )
@@ -46,9 +46,9 @@ def main() -> int:
     """Run all steps; print the changes."""
     try:
         _set_up_store()
-        _tell_redis()
-    except _TROUBLES as error:
-        sys.stderr.write(f"store-setup: {_told(error)}\n")
+        _set_up_redis()
+    except _ERRORS as error:
+        sys.stderr.write(f"store-setup: {_explanation(error)}\n")
         return 1
     return 0
 
@@ -57,24 +57,24 @@ def _set_up_store() -> None:
     root = StaticProvider(_text("minio/root-user"), _text("minio/root-password"))
     http = urllib3.PoolManager(timeout=urllib3.Timeout(connect=10, read=30), retries=False)
     admin = MinioAdmin(endpoint=MINIO, credentials=root, secure=False, http_client=http)
-    there = _users(admin)
+    found = _users(admin)
     server = Minio(MINIO, credentials=root, secure=False, region="us-east-1", http_client=http)
     if not server.bucket_exists(bucket_name=BUCKET):
         server.make_bucket(bucket_name=BUCKET)
-        _say(f"made the bucket {BUCKET}")
+        _say(f"created the bucket {BUCKET}")
     for role in (*ROLES, "submitter"):
         policy = json.loads((POLICIES / f"{role}-policy.json").read_text(encoding="utf-8"))
         admin.policy_add(f"tunemq-{role}", policy=policy)
     wanted = _wanted()
     for user, (secret, role) in wanted.items():
         admin.user_add(user, secret)
-        if there.get(user) != f"tunemq-{role}":
+        if found.get(user) != f"tunemq-{role}":
             admin.attach_policy([f"tunemq-{role}"], user=user)
-            _say(f"the store has the user {user}, who is a {role}")
-    for user in sorted(there.keys() - wanted.keys()):
-        if _OURS.fullmatch(user):
+            _say(f"created the {role} {user} in the store")
+    for user in sorted(found.keys() - wanted.keys()):
+        if _FARM_USER.fullmatch(user):
             admin.user_remove(user)
-            _say(f"the store has the user {user} no longer")
+            _say(f"removed the user {user} from the store")
 
 
 def _users(admin: MinioAdmin) -> dict[str, str]:
@@ -84,16 +84,16 @@ def _users(admin: MinioAdmin) -> dict[str, str]:
         try:
             found = json.loads(admin.user_list() or "{}")
         except MinioAdminException as error:
-            # A server that has just begun serves objects before it knows of users.
+            # After its start, MinIO serves objects before it has loaded its users.
             if "XMinioServerNotInitialized" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
             continue
-        return {name: said.get("policyName", "") for name, said in found.items()}
+        return {name: user.get("policyName", "") for name, user in found.items()}
 
 
 def _wanted() -> dict[str, tuple[str, str]]:
-    """The users that the store must have: the secret, and the role."""
+    """The users that the store must have, each with secret and role."""
     found = {}
     for file in sorted((SECRETS / "authority" / "store").glob("*.credentials")):
         parser = configparser.RawConfigParser()
@@ -104,9 +104,9 @@ def _wanted() -> dict[str, tuple[str, str]]:
     return found
 
 
-def _tell_redis() -> None:
+def _set_up_redis() -> None:
     host, _, port = REDIS.rpartition(":")
-    line = redis.Redis(
+    client = redis.Redis(
         host=host,
         port=int(port),
         username="keeper",
@@ -118,13 +118,13 @@ def _tell_redis() -> None:
         socket_connect_timeout=10,
         decode_responses=True,
     )
-    # The file ends with a user that has no rights, named after a hash of the lines above it.
+    # The file ends with a user without rights, whose name is a hash of the lines above it.
     version = _text("redis/users.acl").splitlines()[-1].split()[1]
-    with line:
-        if version in line.acl_users():
+    with client:
+        if version in client.acl_users():
             return
-        line.acl_load()
-    _say("Redis has read the file of its users")
+        client.acl_load()
+    _say("Redis has reloaded its users")
 
 
 def _text(name: str) -> str:
@@ -135,16 +135,16 @@ def _text(name: str) -> str:
 _REJECTED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 
 
-def _told(error: Exception) -> str:
+def _explanation(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         return (
-            "Redis has other passwords than those in the volumes: it was not started anew since"
-            " they were changed; `docker compose down`, then `docker compose up --detach`, does so."
+            "Redis rejects the password in the volumes, which changed after Redis started."
+            " Restart it: `docker compose down`, then `docker compose up --detach`."
         )
     if isinstance(error, S3Error) or any(code in str(error) for code in _REJECTED):
         return (
-            f"MinIO refuses its root user: {error}; where the password was changed,"
-            " `docker compose down`, then `docker compose up --detach`, starts all anew."
+            f"MinIO rejects its root user: {error}. If the password changed, restart it:"
+            " `docker compose down`, then `docker compose up --detach`."
         )
     return f"{type(error).__name__}: {error}"
 
