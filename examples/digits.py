@@ -6,7 +6,7 @@ Each trial turns the images into random Fourier features (an approximation of a 
 fits a linear classifier to them by stochastic gradient descent, one pass a step. ASHA stops two
 thirds of the trials after 3 passes and two thirds of the rest after 9. The script chooses the
 configuration with the smallest loss on the validation images, and measures its last checkpoint on
-test images that no trial was given.
+test images that no trial saw.
 
 A second run chooses the same configuration, although trials run side by side and ASHA decides as
 their results come in. Sampling and training are seeded, so each configuration has one learning
@@ -68,7 +68,7 @@ def features(config: dict[str, Any]) -> RBFSampler:
 
 
 def new_model(config: dict[str, Any]) -> SGDClassifier:
-    """A linear classifier that has seen nothing yet."""
+    """A linear classifier without training."""
     return SGDClassifier(
         loss="log_loss",
         alpha=config["alpha"],
@@ -80,7 +80,7 @@ def new_model(config: dict[str, Any]) -> SGDClassifier:
 
 
 def one_pass(model: SGDClassifier, number: int, x: Any, y: Any) -> None:
-    """Train on all images once, in an order that belongs to this pass."""
+    """Train on all images once, in an order that depends on the number of the pass."""
     order = np.random.default_rng([SEED, number]).permutation(len(y))
     model.partial_fit(x[order], y[order], classes=np.arange(10))
 
@@ -130,9 +130,9 @@ def search() -> tune.ResultGrid:
 
 
 def held_out_accuracy(result: tune.Result) -> float:
-    """The share of held-out images that the trial's last checkpoint gets right."""
+    """The share of held-out images that the trial's last checkpoint classifies correctly."""
     if result.checkpoint is None:
-        raise SystemExit("The best trial left no checkpoint.")
+        raise SystemExit("The best trial has no checkpoint: run the search again.")
     with result.checkpoint.as_directory() as folder:
         _, model = joblib.load(os.path.join(folder, MODEL))
     x, y = split_digits()["test"]

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs `tunemq` with the variables of /etc/tunemq/environment, if that file is there: lines
-# NAME=VALUE, without quotes, as systemd reads them. What is in the file counts, whatever was set
-# before. So no secret is in an argument, nor in what `docker inspect` shows.
+# Runs `tunemq` with the variables of /etc/tunemq/environment, if that file exists: lines
+# NAME=VALUE, without quotes, as for systemd. They override variables of the container. So neither
+# arguments nor `docker inspect` show a secret.
 #
 #   tunemq-entrypoint scheduler --store s3://tunemq/farm
 #   docker exec CONTAINER tunemq-entrypoint doctor
@@ -18,8 +18,8 @@ if [ -e "$file" ]; then
         name=${line%%=*}
         case $name in
             "$line" | '' | [0-9]* | *[!A-Za-z0-9_]*)
-                # Not the line itself, which may be half of a password.
-                echo "tunemq-entrypoint: line $number of $file is not NAME=VALUE" >&2
+                # Without the line itself, which may contain a password.
+                echo "tunemq-entrypoint: line $number of $file is not NAME=VALUE: correct it" >&2
                 exit 64
                 ;;
         esac
@@ -27,7 +27,7 @@ if [ -e "$file" ]; then
     done < "$file"
 fi
 
-# A folder for each node, so that several may share what is mounted there.
+# A folder for each node, so that nodes can share a volume.
 if [ "${1-}" = worker ]; then
     shift
     set -- worker --workdir "/var/cache/tunemq/$(uname -n)" "$@"

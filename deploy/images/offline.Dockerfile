@@ -1,16 +1,16 @@
-# What has to be brought to a farm without internet, so that all images can be built there with
-# nothing else than this repository and the image debian:bookworm-slim: Debian's packages, wheels,
-# and MinIO. Where there is internet, from the root of a checkout, with BuildKit:
+# Collects Debian packages, wheels and MinIO for a farm without internet. With them, this repository
+# and the image debian:bookworm-slim suffice to build all images there. On a machine with internet,
+# from the root of a checkout, with BuildKit:
 #
 #   docker build -f deploy/images/offline.Dockerfile --output deploy/images/site .
 #
-# PACKAGES  what searches and trials import: "numpy torch"
-# docs/deploy/air-gapped.md says how it goes on.
+# PACKAGES  packages that searches and trials import: "numpy torch"
+# docs/deploy/air-gapped.md describes the next steps.
 
 ARG BASE=debian:bookworm-slim
 ARG GO_IMAGE=golang:1.26-bookworm
 
-# All that the other Dockerfiles install, and what these need that is not in the base.
+# All packages that the other Dockerfiles install, with dependencies that the base image lacks.
 FROM ${BASE} AS debian
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
     sh /mnt/steps/apt-download.sh /debian \
@@ -26,7 +26,7 @@ COPY shared shared
 COPY tunemq tunemq
 COPY workers workers
 ARG PACKAGES=""
-# With hatchling TuneMQ's own is made anew in images; deploy/install.sh takes the one from here.
+# Images build TuneMQ's wheel with hatchling; deploy/install.sh uses the one from here.
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
     --mount=type=cache,target=/var/cache/pip \
     sh /mnt/steps/pip.sh wheel --wheel-dir /wheels \

@@ -3,13 +3,13 @@
 #
 #   docker build -f deploy/images/services.Dockerfile --target redis -t tunemq/redis .
 #
-# None has a configuration, or a command to start with: docker-compose.yml and the chart give both.
-# deploy/images/site  where packages come from if not from the internet (README.md there)
+# None contains a configuration: docker-compose.yml and the chart provide it, with the command.
+# deploy/images/site  other sources of packages than the internet (README.md there)
 
 ARG BASE=debian:bookworm-slim
 ARG GO_IMAGE=golang:1.26-bookworm
 
-# Debian's 7.0.15, which has the mended bugs of later versions, and not yet CVE-2026-23479.
+# Debian's 7.0.15 includes fixes of later versions; CVE-2026-23479 does not affect it.
 FROM ${BASE} AS redis
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
     sh /mnt/steps/apt-install.sh redis-server && sh /mnt/steps/add-user.sh /var/lib/redis
@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="tunemq/redis" \
       org.opencontainers.image.description="Debian's Redis, for a TuneMQ farm" \
       org.opencontainers.image.licenses="BSD-3-Clause"
 
-# The last version that there will be; there are no binaries or images of it.
+# The last version of the project, which publishes no binaries or images of it.
 FROM ${GO_IMAGE} AS minio-build
 ARG MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
@@ -29,7 +29,7 @@ RUN --mount=type=bind,source=deploy/images,target=/mnt \
     --mount=type=cache,target=/go/pkg/mod \
     sh /mnt/steps/minio.sh "${MINIO_VERSION}" /minio
 
-# Never within reach of others but through the proxy, which refuses what CVE-2026-40344 lets in.
+# Others must reach MinIO only through the proxy, which rejects the uploads of CVE-2026-40344.
 FROM ${BASE} AS minio
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
     sh /mnt/steps/apt-install.sh ca-certificates && sh /mnt/steps/add-user.sh /var/lib/minio

@@ -3,13 +3,13 @@
 #
 #   docker build -f deploy/images/tunemq.Dockerfile --target worker -t tunemq/worker .
 #
-# PACKAGES          what searches and trials import, for all images: "numpy scikit-learn"
-# SCHEDULER_EXTRAS  what the scheduler has of TuneMQ's own extras (pyproject.toml)
-# deploy/images/site  where packages come from if not from the internet (README.md there)
+# PACKAGES          packages that searches and trials import, for all images: "numpy scikit-learn"
+# SCHEDULER_EXTRAS  TuneMQ's extras (pyproject.toml) in the scheduler's image
+# deploy/images/site  other sources of packages than the internet (README.md there)
 
 ARG BASE=debian:bookworm-slim
 
-# --- what all of them have: Debian's Python, an init, a user --------------------------------------
+# --- common to all images: Debian's Python, an init, a user ---------------------------------------
 
 FROM ${BASE} AS base
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
@@ -20,7 +20,7 @@ ENV PATH=/opt/tunemq/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
     TUNEMQ_HEALTH=/tmp/tunemq-health
 LABEL org.opencontainers.image.licenses="Apache-2.0"
 
-# --- where /opt/tunemq is made; none of this stage's own programs go into an image ----------------
+# --- /opt/tunemq; the images contain no other files of these stages -------------------------------
 
 FROM base AS venv
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
@@ -59,7 +59,7 @@ COPY --from=scheduler-venv /opt/tunemq /opt/tunemq
 ENV HOME=/var/lib/tunemq TUNEMQ_RESULTS=/var/lib/tunemq
 WORKDIR /var/lib/tunemq
 USER 10001:10001
-# Metrics, if they are asked for.
+# The port of --metrics.
 EXPOSE 9464
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 CMD ["tunemq", "health"]
 ENTRYPOINT ["tini", "-s", "--", "tunemq-entrypoint", "scheduler"]
@@ -79,8 +79,8 @@ COPY --from=worker-venv /opt/tunemq /opt/tunemq
 LABEL org.opencontainers.image.title="tunemq/worker" \
       org.opencontainers.image.description="A node of a TuneMQ farm, without GPUs"
 
-# No CUDA: the driver is put in by NVIDIA's container toolkit, and the wheels of PyTorch and others
-# bring the rest along.
+# No CUDA: NVIDIA's container toolkit adds the driver, and the wheels of PyTorch and others contain
+# the rest.
 FROM worker-base AS worker-gpu
 COPY --from=worker-gpu-venv /opt/tunemq /opt/tunemq
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -15,7 +15,7 @@ while [ "$epoch" -lt 20 ]; do
     weight=$(awk "BEGIN { print $weight - $lr * 2 * ($weight - 3) }")
     loss=$(awk "BEGIN { print ($weight - 3) ^ 2 }")
     if [ -n "${TUNEMQ_CHECKPOINT_DIR:-}" ]; then
-        # Renamed when it is whole, and before the result that it belongs to is printed.
+        # Renamed once complete, before the script prints the result that belongs to it.
         echo "$epoch $weight" > "$TUNEMQ_CHECKPOINT_DIR/.state"
         mv "$TUNEMQ_CHECKPOINT_DIR/.state" "$TUNEMQ_CHECKPOINT_DIR/state"
     fi

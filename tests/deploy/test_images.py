@@ -54,7 +54,7 @@ def test_recipe_makes_the_bases_that_dockerfiles_name():
     recipe = (IMAGES / "base-images.sh").read_text()
 
     for base in BASES.values():
-        assert f"into_docker {base} " in recipe
+        assert f"import_image {base} " in recipe
 
 
 @every_dockerfile

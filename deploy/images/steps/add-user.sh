@@ -1,6 +1,6 @@
 #!/bin/sh
-# A step of an image's build: adds the user `tunemq`, as whom everything runs, and gives it the
-# folders that are named. A volume that is mounted there for the first time gets their owner.
+# A step of an image's build: adds the user `tunemq`, which runs all programs, and creates its
+# FOLDERS, the first of which is its home. A new volume that is mounted on one gets the same owner.
 set -eu
 
 groupadd --gid 10001 tunemq

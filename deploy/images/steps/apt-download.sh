@@ -1,6 +1,6 @@
 #!/bin/sh
-# A step of a build: puts Debian's packages that are named, and those that they need beside the ones
-# of this image, into FOLDER, with the list of them that apt wants.
+# A step of a build: downloads Debian PACKAGES, with dependencies that this image lacks, into
+# FOLDER, and writes the index that apt needs.
 set -eu
 . /mnt/steps/apt.sh
 folder=$1

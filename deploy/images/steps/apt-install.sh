@@ -1,6 +1,5 @@
 #!/bin/sh
-# A step of an image's build: installs Debian's packages that are named, and leaves nothing of the
-# way there.
+# A step of an image's build: installs Debian PACKAGES, and leaves no temporary files.
 set -eu
 . /mnt/steps/apt.sh
 

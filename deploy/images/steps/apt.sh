@@ -1,12 +1,12 @@
-# Read by the steps that need Debian's packages: `apt COMMAND ...` is apt-get, which looks into
-# /mnt/site (deploy/images/site) for where they come from.
+# For the steps that need Debian packages: `apt COMMAND ...` is apt-get with the sources in
+# /mnt/site (deploy/images/site).
 export DEBIAN_FRONTEND=noninteractive
 if [ -e /mnt/site/apt.conf ]; then
     export APT_CONFIG=/mnt/site/apt.conf
 fi
 apt_list=
 if [ -d /mnt/site/debian ]; then
-    # Made by apt-download.sh; whoever carried it here has looked at its checksum.
+    # apt-download.sh does not sign it; the admin who copied it here checked its checksum.
     apt_list=/tmp/site.list
     echo 'deb [trusted=yes] file:/mnt/site/debian ./' > "$apt_list"
 elif [ -e /mnt/site/sources.list ]; then

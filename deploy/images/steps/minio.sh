@@ -1,6 +1,6 @@
 #!/bin/sh
-# A step of an image's build: puts MinIO of VERSION into FILE. Of what is in /mnt/site
-# (deploy/images/site) it takes `minio`, else the modules in `go-modules`, else those of Go's proxy.
+# A step of an image's build: writes MinIO of VERSION to FILE. It copies `minio` from /mnt/site
+# (deploy/images/site), else compiles with the modules in `go-modules` there, else with Go's proxy.
 set -eu
 version=$1 file=$2
 
@@ -14,10 +14,10 @@ else
         export SSL_CERT_FILE=/mnt/site/ca.crt
     fi
     if [ -d /mnt/site/go-modules ]; then
-        # Checked where they were fetched: there is nobody to ask here.
+        # Go checked the sums during the download; this site cannot reach the checksum database.
         export GOPROXY=file:///mnt/site/go-modules/cache/download GOSUMDB=off
     fi
-    # Nothing else than this Go, and no C: the binary runs on any Linux.
+    # Fetch no other Go; without C, the binary runs on any Linux.
     export GOCACHE=/var/cache/go-build GOTOOLCHAIN=local GOFLAGS=-buildvcs=false CGO_ENABLED=0 GOBIN=/tmp/bin
     go install -trimpath -ldflags '-s -w' "github.com/minio/minio@$version"
     mv /tmp/bin/minio "$file"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A step of an image's build: pip of /opt/tunemq, `install` or `wheel`, with the versions of
-# constraints.txt. Looks into /mnt/site (deploy/images/site) for where packages come from.
+# A step of an image's build: runs `pip install` or `pip wheel` of /opt/tunemq with the versions of
+# constraints.txt and the sources in /mnt/site (deploy/images/site).
 set -eu
 
 if [ -e /mnt/site/pip.conf ]; then
