@@ -40,7 +40,7 @@ PARALLEL := -n $(JOBS) --dist worksteal
 test: $(VENV)/.test  ## run quick tests of all parts, with real processes, Redis and S3: under five minutes
 	TUNEMQ_TEST_STORE=rclone $(BIN)/python -m pytest $(PARALLEL) $(or $(ARGS),tests/unit @tests/quick.txt)
 
-verify: check $(VENV)/.test minio compose ## run checks and all tests with a real MinIO; build images if Docker is here
+verify: check $(VENV)/.test minio compose  ## run checks and all tests with a real MinIO; build images with Docker
 	$(BIN)/python -m pytest $(PARALLEL) --durations=50 $(ARGS)
 
 # MinIO's image takes minutes: `make deployments` builds and runs all images.

@@ -462,7 +462,7 @@ start_service() {
     if ! has_systemd; then
         say "systemd is not running here."
         make_folders
-        # tunemq-farm runs nothing without this file, whose owner is its user.
+        # tunemq-farm needs this file, whose group names its user.
         [ -e "$target/environment" ] || put /dev/null "$target/environment" 0640 root:$service_user
         if [ -n "$is_template" ]; then
             say "fill in $etc/environment, then run this again: it prints the command to run"
