@@ -129,7 +129,7 @@ make_certificates() {
         names=$(unique_words "${server%:*} localhost 127.0.0.1 $hosts" | paste -sd, -)
         server=${server#*:}
         if [ "$(cat "$tls/$server.names" 2> /dev/null)" != "$names" ]; then
-            rm -f "$tls/$server.crt"  # certificates.sh renews it only if it is missing
+            rm -f "$tls/$server.crt"  # otherwise certificates.sh keeps it
         fi
         sh "$shipped/redis/certificates.sh" "$names" "$tls" "$server" > /dev/null
         printf '%s\n' "$names" > "$tls/$server.names"
