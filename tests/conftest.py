@@ -1,4 +1,4 @@
-"""What every test gets: a clean environment, results in a folder of its own, nothing left behind.
+"""Give each test a clean environment and its own results folder, and check that it leaves nothing.
 
 A test whose service is missing asks `tests.support.waiting.need`, which skips on a laptop and fails
 where CI is set.

@@ -49,8 +49,9 @@ _PHRASES: Final = (
     "incarnation",
     "tenant",
 )
+#: Not after "{", where a placeholder begins.
 _PATTERN: Final = re.compile(
-    r"(?<![\w-])("
+    r"(?<![\w{-])("
     + "|".join(re.escape(one).replace(r"\ ", r"[\s_]+") for one in _PHRASES)
     + r")(?![\w-])",
     re.IGNORECASE,

@@ -23,7 +23,7 @@ SAME_NAME: Final[dict[str, str]] = {}
 
 
 def main() -> None:
-    """Print what is wrong, and exit with 1 if anything is."""
+    """Print all problems, and exit with 1 if there are any."""
     problems = [*crowded_folders(), *shared_names()]
     for problem in problems:
         print(problem)

@@ -115,7 +115,7 @@ parser.add_argument("--storage", required=True, help="a folder, or the address o
 parser.add_argument("--scratch", required=True, help="a folder for what trials write")
 parser.add_argument("--trials", type=int, default=4)
 parser.add_argument("--saves", type=int, default=20, help="steps of each trial")
-parser.add_argument("--every", type=int, default=1, help="save at every so many steps")
+parser.add_argument("--every", type=int, default=1, help="steps from one save to the next")
 parser.add_argument("--mb", type=int, default=10, help="of one checkpoint, in 10^6 bytes")
 parser.add_argument("--kept", type=int, default=2)
 parser.add_argument("--cpus", type=int, default=4)

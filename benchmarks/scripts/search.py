@@ -1,7 +1,7 @@
 """One search, on TuneMQ or on Ray Tune; prints its measurements as a line of JSON.
 
 The same code runs on both: a peer is the imported module. An interpreter that has this peer runs
-the file as a script, so the script imports only modules of its own folder.
+the file as a script, so the script imports only modules beside it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ parser.add_argument("--results", type=int, default=1, help="of each trial")
 parser.add_argument("--cpus", type=int, default=2)
 parser.add_argument("--reuse", action="store_true")
 parser.add_argument("--lock-step", action="store_true")
-parser.add_argument("--announce", type=int, default=0, help="say when so many results are in")
+parser.add_argument("--announce", type=int, default=0, help="print a line after this many results")
 parser.add_argument("--stay", action="store_true", help="wait for a line of input at the end")
 options = parser.parse_args()
 tune = load_peer(options.peer, options.cpus)

@@ -1,1 +1,1 @@
-"""Decides: which configuration is tried, where it runs, how long, and what is remembered of it."""
+"""Chooses configurations, places their trials, decides how long each runs, and records results."""

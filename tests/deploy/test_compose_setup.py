@@ -208,7 +208,7 @@ def test_default_submitter_stays_until_it_is_named_and_removed(tmp_path: Path):
     assert not (farm.path / "outside" / "submitter").exists()
 
 
-def test_last_user_of_redis_is_nobody_whose_name_the_rest_of_the_file_uses(secrets: Secrets):
+def test_last_user_of_redis_has_a_name_that_the_rest_of_the_file_does_not_use(secrets: Secrets):
     *users, last = secrets.text("redis/users.acl").splitlines(keepends=True)
     name, is_on, *rights = last.split()[1:]
     assert name == "file-" + hashlib.sha256("".join(users).encode()).hexdigest()

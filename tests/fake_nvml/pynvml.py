@@ -66,7 +66,7 @@ class NVMLLibraryMismatchError(Exception):
 
 
 class NVMLError(Exception):
-    """As there, each code has a class of its own."""
+    """Raised for an error code; as in NVML, each code has its own class."""
 
     _valClassMapping: dict[int, type] = {}  # noqa: RUF012
     value: int
@@ -137,7 +137,7 @@ def _world() -> dict[str, Any]:
 
 
 def _device(handle: _Handle, function: str) -> dict[str, Any]:
-    """What is said of a device, or of a part, which has its GPU's state."""
+    """Return the description of a device, or of a part, which has its GPU's state."""
     said = _world()
     if function in said.get("lacks", ()):
         raise NVMLError(NVML_ERROR_FUNCTION_NOT_FOUND)

@@ -81,7 +81,7 @@ def test_f11_script_whose_search_was_restored_elsewhere_leaves_the_store_alone(
     assert journal_in(minio, bucket, prefix) == kept
 
 
-def test_f11_script_restored_before_its_earlier_run_went_on_begins_with_the_newest_checkpoints(
+def test_f11_script_restored_before_its_earlier_run_continued_begins_with_the_newest_checkpoints(
     start, minio, bucket
 ):
     options = {"trials": 2, "steps": 30, "save_every": 2, "kept": 1}

@@ -268,7 +268,7 @@ for number in range(100):
 assert done.get("full99") == b"y" * 1000
 process.say(r.ExperimentAttached(redis_keys.events(entry.id)))
 farm.experiments.turn()
-process.say(r.SearchEnded("is over"))
+process.say(r.SearchEnded("finished"))
 process.code = 0
 for _ in range(3):
     farm.experiments.turn()

@@ -139,7 +139,7 @@ def test_exception_after_a_search_leaves_nothing(start):
     assert search.ends() == 1, str(search)
     leaves_nothing(search, set(), since=time.monotonic())
     assert "ValueError: the script fails" in search.said.decode()
-    a_table_was_shown(search, "is over")
+    a_table_was_shown(search, "finished")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ EXCUSED: Final = {
     # They read data that they have just written.
     "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",
     "tunemq_scheduler.output.loggers.json_logger:write_params": "its own JSON",
-    "tunemq.testing.comparable_state:comparable": "the state of its own runner",
+    "tunemq.testing.comparable_state:comparable": "its own runner's state",
     "tunemq_scheduler.search.optuna.optuna_trial_json:dump_trial": "its own JSON",
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
     "tunemq_scheduler.transport.desired_state_executor:DesiredStateExecutor._trial_spec": "its own",

@@ -272,7 +272,7 @@ def test_copy_is_fetched_up_to_the_piece_that_the_store_lost(
         other.append(TURNS[0])
     lose(objects, pieces(objects)[0])
     with pytest.raises(
-        JournalError, match=r"lacks bytes 0 to \d+ of 000001.turns.*of no use: restore"
+        JournalError, match=r"lacks bytes 0 to \d+ of 000001.turns.*cannot be used: restore"
     ):
         fetch_journal(objects, tmp_path / "nothing", SIGNER)
 
@@ -471,10 +471,10 @@ def test_copy_is_fetched_only_into_an_empty_folder_and_only_if_complete(
     (piece,) = [one for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     whole = objects.get_bytes(piece.key, limit=2**20)
     objects.put_bytes(piece.key, whole[:200] + b"!" + whole[201:])
-    with pytest.raises(JournalError, match=r"damaged at byte 0.*of no use"):
+    with pytest.raises(JournalError, match=r"damaged at byte 0.*cannot be used"):
         fetch_journal(objects, tmp_path / "damaged", SIGNER)
     objects.put_bytes(piece.key, whole[:-1])
-    with pytest.raises(JournalError, match=r"lacks bytes 0 to \d+ of 000003.turns.*of no use"):
+    with pytest.raises(JournalError, match=r"lacks bytes 0 to \d+ of 000003.turns.*cannot be used"):
         fetch_journal(objects, tmp_path / "damaged", SIGNER)
     assert not list((tmp_path / "damaged").iterdir())
     assert recover(folder).turn == len(TURNS)

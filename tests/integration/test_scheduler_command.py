@@ -43,4 +43,4 @@ def test_a_redis_that_cannot_be_reached_is_named_without_its_password(rejected):
     assert code == 69
     assert "127.0.0.1:1" in said
     assert "secret" not in said
-    assert "sees the password in --redis; give the address in $TUNEMQ_REDIS instead" in said
+    assert "see the password in --redis; set $TUNEMQ_REDIS instead" in said

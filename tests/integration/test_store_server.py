@@ -302,7 +302,7 @@ def test_store_serve_without_tls_warns_that_data_can_be_changed(tmp_path):
     server.start()
     try:
         assert "http://0.0.0.0" not in server.said()
-        eventually(lambda: "can read and change what is" in server.said())
+        eventually(lambda: "can read and change its objects" in server.said())
     finally:
         server.kill()
 

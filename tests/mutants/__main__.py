@@ -46,7 +46,7 @@ def main() -> int:
     """Run the command line; 0 when a test noticed each mutant."""
     parser = argparse.ArgumentParser(prog="make defences", description=__doc__.split("\n")[0])
     parser.add_argument("-k", metavar="TEXT", default="", help="only mutants with this in the name")
-    parser.add_argument("--jobs", type=int, default=2, help="run so many at once")
+    parser.add_argument("--jobs", type=int, default=2, help="how many run at once")
     options = parser.parse_args()
     chosen = {name: mutant for name, mutant in all_mutants().items() if options.k in name}
     if not chosen:

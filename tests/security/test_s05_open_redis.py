@@ -31,7 +31,7 @@ _IS_OPEN: Final = "lets everybody in, without a password"
 _IS_DEFAULT: Final = "default user, who may do everything"
 _IS_PLAIN: Final = "is not encrypted, the password included"
 _IS_WEAK: Final = "CVE-2026-23479"
-_IS_UNVERIFIED: Final = "nobody looks at its certificate"
+_IS_UNVERIFIED: Final = "its certificate is not verified"
 _FIXES: Final = {
     _IS_OPEN: "deploy/redis/users.acl",
     _IS_DEFAULT: "deploy/redis/users.acl",

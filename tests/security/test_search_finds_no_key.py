@@ -1,7 +1,7 @@
 """A submitted search finds no key for orders or events, neither in its process nor outside.
 
-The search runs as the user of the scheduler, whose key file it may read (SECURITY.md, "What is not
-promised"); it cannot read the scheduler's memory and environment.
+The search runs as the user of the scheduler, whose key file it may read (SECURITY.md, "Not
+guaranteed"); it cannot read the scheduler's memory and environment.
 """
 
 from __future__ import annotations

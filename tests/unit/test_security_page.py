@@ -76,6 +76,6 @@ def test_numbers_of_the_page_are_those_of_the_code() -> None:
 
 def test_page_has_its_required_sections() -> None:
     headings = [line.removeprefix("## ") for line in PAGE.splitlines() if line.startswith("## ")]
-    assert {"Attackers", "Boundaries", "What is not promised"} <= set(headings)
+    assert {"Attackers", "Boundaries", "Not guaranteed"} <= set(headings)
     for name in re.findall(r"`((?:docs|deploy|tests)/[\w/.-]+)`", PAGE):
         assert (ROOT / name).exists(), name

@@ -114,7 +114,7 @@ def replay_lock_step(
             driver.handle(event)
         except BugError as error:
             raise InvariantBroken(
-                f"what happened does not fit what is decided in lock-step: {error}"
+                f"the recorded events do not fit the decisions in lock-step: {error}"
             ) from error
         seen.note(driver.journal_records[-1].answers, driver.commands)
         driver.end_turn()

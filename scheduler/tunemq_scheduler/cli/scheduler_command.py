@@ -36,7 +36,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--keys",
         metavar="FILE",
         help="scheduler.toml of the farm's keys, which `tunemq keys new` makes; default:"
-        f" ${KEYS_VARIABLE}, else none: then whoever reaches Redis may say anything",
+        f" ${KEYS_VARIABLE}, else none: then every client of Redis can run code on the farm",
     )
     parser.add_argument(
         "--results",
@@ -71,8 +71,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="start although Redis or the store lets others in, or could lose what is in it; what"
-        " is wrong is told. `tunemq doctor` says the same, and how to fix it",
+        help="start although Redis or the store is open to others or may lose data, and print a"
+        " warning for each problem. `tunemq doctor` also says how to fix them",
     )
     parser.add_argument(
         "--journal-release",
@@ -110,8 +110,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.redis and parse_address(url).password:
         tell(
-            "tunemq scheduler: whoever lists this machine's processes sees the password in"
-            f" --redis; give the address in ${REDIS_VARIABLE} instead."
+            "tunemq scheduler: users who list this machine's processes see the password in"
+            f" --redis; set ${REDIS_VARIABLE} instead."
         )
     from tunemq_scheduler.farm.scheduler_service import ServeArguments, serve_farm
 

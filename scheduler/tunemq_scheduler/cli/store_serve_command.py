@@ -154,8 +154,8 @@ def serve(options: argparse.Namespace) -> int:
         )
         if not tls and not is_on_loopback(endpoint if host not in _WILDCARDS else ""):
             _say(
-                "There is no TLS: every machine on the network can read and change what is "
-                "stored. Use a trusted network only, or give --cert and --key.\n"
+                "The store has no TLS: every machine on the network can read and change its "
+                "objects. Pass --cert and --key, or use a trusted network only.\n"
             )
     _sync_until_it_ends(child, locked)
     if not is_told:

@@ -85,10 +85,10 @@ class ExperimentView:
         """See `SearchView`."""
         runner = self._loop.runner
         if runner.interrupted:
-            return f"was interrupted ({runner.interrupted}); what is PENDING was not finished"
+            return f"was interrupted ({runner.interrupted}); PENDING trials are unfinished"
         if runner.stopping:
             return f"was stopped: {runner.stopping}"
-        return "is over" if runner.is_finished else "broke off"
+        return "finished" if runner.is_finished else "was aborted"
 
     @property
     def notes(self) -> Sequence[str]:

@@ -350,13 +350,13 @@ def _salvaged(folder: Path, found: str, replay: ReplayJournal) -> SalvageResult:
         return salvage(folder, replay)
     except JournalError as error:
         raise JournalError(
-            f"the copy of a journal {found}, and the rest is of no use: restore the search from "
+            f"the copy of a journal {found}, and the rest cannot be used: restore the search from "
             "its folder on the scheduler's machine, or begin it again under another name."
         ) from error
 
 
 def _told(found: str, done: SalvageResult) -> str:
-    """Describe what is lost, for messages."""
+    """Describe the loss, for messages."""
     turns = "turn" if done.unusable == 1 else "turns"
     behind = f"; {done.unusable} whole {turns} behind that mean nothing" if done.unusable else ""
     trials = f" Lost finished trials: {', '.join(done.missing)}." if done.missing else ""

@@ -207,7 +207,7 @@ class JournalCopy:
             self._failure = error
 
     def _copy_new(self, *, is_last: bool) -> bool:
-        """Copy what is new; return whether the copy has it."""
+        """Copy new turns; return whether the copy has all of them."""
         at = self.journal.position
         try:
             if not self._copy_up_to(at, is_last=is_last):

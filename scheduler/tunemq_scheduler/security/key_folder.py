@@ -40,7 +40,7 @@ WORKER: Final = "worker"
 _TIME_BYTES: Final = 4
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _HEAD: Final = """\
-# {file}: keys of a TuneMQ farm, made by `tunemq keys`. Whoever can read them can speak in its name.
+# {file}: keys of a TuneMQ farm, made by `tunemq keys`. Readers of this file can act in its name.
 """
 
 #: The tables of no submitter; the last one is only in the scheduler's file.
@@ -107,8 +107,8 @@ class KeyFolder:
             for name in names:
                 if _table(name) in tables:
                     raise ConfigError(
-                        f"{name} has keys already, in {self._submitters_file(name)}. If somebody"
-                        f" else may have them: tunemq keys rotate {self.path} {name}"
+                        f"{name} has keys already, in {self._submitters_file(name)}. If others"
+                        f" may have read them: tunemq keys rotate {self.path} {name}"
                     )
             return self._write(tables | {_table(name): (_new_key(),) for name in names})
 

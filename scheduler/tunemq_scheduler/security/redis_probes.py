@@ -204,7 +204,7 @@ def _check_rights(address: RedisAddress, line: RedisConnection, release: RedisRe
         return ok(RIGHTS, f"{address.user!r} has the rights of a {role}, and may not administer it")
     return warning(
         RIGHTS,
-        f"{address.user!r} may administer Redis at {address}, which nobody of a farm has to.",
+        f"{address.user!r} may administer Redis at {address}, which no part of a farm needs.",
         "give it the rights that its role has in deploy/redis/users.acl.",
     )
 
@@ -259,8 +259,8 @@ def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
         return ok(AOF, "appendonly yes")
     return problem(
         AOF,
-        f"Redis at {address} keeps nothing on disk: when it is started again, requests that nobody"
-        " has begun are lost, and nodes have to say again what was not journalled.",
+        f"Redis at {address} keeps nothing on disk: a restart of it loses requests that the"
+        " scheduler has not begun, and nodes must resend events that no journal has.",
         "redis-cli CONFIG SET appendonly yes, and the same line in redis.conf.",
     )
 

@@ -54,7 +54,7 @@ _LACKS_SIGNATURE: Final = frozenset(
 )
 _SYNCHRONISE: Final = "set both clocks by NTP, as `timedatectl set-ntp true` does."
 _ROLES: Final = (
-    "give each role a user of its own with the policies in deploy/minio "
+    "give each role its own user, with the policies in deploy/minio "
     "(scheduler-policy.json, worker-policy.json, submitter-policy.json)"
 )
 _RANDOM: Final = "set MINIO_ROOT_USER and MINIO_ROOT_PASSWORD of the server to random values"
@@ -222,8 +222,8 @@ class _S3Probe:
             return ok("store-tls", f"The store {endpoint} is on this machine's loopback.")
         return warning(
             "store-tls",
-            f"The store {endpoint} is reached without TLS: whoever sees the network sees "
-            "checkpoints and access keys, though not the secret ones.",
+            f"The store {endpoint} is reached without TLS: every machine on the way can read "
+            "checkpoints and access keys, though not secret keys.",
             _S3_TLS,
         )
 
@@ -239,12 +239,12 @@ class _S3Probe:
                 refuses=True,
             )
         if is_amazon(endpoint):
-            return ok("store-keys", f"{endpoint} has no keys of its own.")
+            return ok("store-keys", f"{endpoint} is Amazon's and has no default keys.")
         nobodys = self._answer_to(S3Credentials(secrets.token_hex(10), secrets.token_hex(20)))
         if nobodys == _LET_IN:
             return problem(
                 "store-keys",
-                f"The server {endpoint} takes any keys, also such as nobody has.",
+                f"The server {endpoint} takes any keys, even random ones.",
                 f"{_RANDOM}.",
                 refuses=True,
             )
@@ -430,7 +430,7 @@ def clock_finding(place: str, date: str) -> Finding:
     if abs(skew) < MAX_SKEW_S:
         return warning("store-clock", f"{said}.", _SYNCHRONISE)
     return problem(
-        "store-clock", f"{said}: S3 refuses what is signed 15 minutes off.", _SYNCHRONISE
+        "store-clock", f"{said}: S3 refuses requests whose time is 15 minutes off.", _SYNCHRONISE
     )
 
 

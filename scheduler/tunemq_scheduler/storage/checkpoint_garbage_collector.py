@@ -141,8 +141,7 @@ class CheckpointGarbageCollector:
             if not self._has_told:
                 self._has_told = True
                 self._notices.append(
-                    "What is kept no longer cannot be removed from the store, which is tried "
-                    f"again: {error}"
+                    f"Deleting expired checkpoints from the store failed; retrying: {error}"
                 )
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
             # A deletion that always fails must not block the others.

@@ -313,7 +313,7 @@ class NodeTransport:
             return
 
     def _attend(self) -> None:
-        """Do what is due: connect, send waiting commands, check leases, request entries."""
+        """Do all due work: connect, send waiting commands, check leases, request entries."""
         if self._guard is not None:
             self._guard.check_known()  # an experiment without new events would not check
         now = time.monotonic()

@@ -26,6 +26,7 @@ _DIGITS: Final = 18
 #: When a scheduler starts, a live node shows at most this many unanswered leases: the existing one,
 #: and one that it writes just before it reads the challenge.
 _UNANSWERED_AT_MOST: Final = 2
+_FOREIGN: Final = "A client that is no node of this farm may have write access to its Redis."
 #: What a person can do about a rejected message, by reason.
 _ADVICE: Final = MappingProxyType(
     {
@@ -34,12 +35,12 @@ _ADVICE: Final = MappingProxyType(
         " scheduler.toml; or its worker without --keys.",
         "unknown_key": "Its worker has the keys of another farm, or old ones: give it the present"
         " worker.toml.",
-        "altered": "Somebody who is no node of this farm may write to its Redis.",
-        "unreadable": "Its worker has another version of TuneMQ, or it is from nobody of ours.",
-        "oversized": "Somebody who is no node of this farm may write to its Redis.",
-        "repeated": "Somebody who is no node of this farm may write to its Redis.",
-        "unanswered": "Its worker has another version of TuneMQ, or somebody plays old leases of a"
-        " node that is gone.",
+        "altered": _FOREIGN,
+        "unreadable": "Its worker has another version of TuneMQ, or no node of this farm sent it.",
+        "oversized": _FOREIGN,
+        "repeated": _FOREIGN,
+        "unanswered": "Its worker has another version of TuneMQ, or a client repeats old leases of"
+        " a lost node.",
     }
 )
 

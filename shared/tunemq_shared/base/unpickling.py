@@ -44,7 +44,7 @@ def unpickle(
         BugError: This process called `never_unpickle`.
     """
     if _is_ruled_out:
-        raise BugError("something was to be unpickled in a process that runs nobody's code.")
+        raise BugError("This process called `never_unpickle` and must not unpickle.")
     if not re.search(b"_make_skeleton_", pickled):  # no class: no copy of a large pickle
         return pickle.loads(pickled, buffers=buffers)
     return _ScriptUnpickler(pickled, buffers, is_current=is_current).load()
@@ -67,8 +67,8 @@ def load_pickled(
         return unpickle(pickled, buffers, is_current=is_current)
     except (ImportError, AttributeError) as error:
         raise TrainableError(
-            f"{subject} cannot be loaded on this worker: {error}; install what is missing in the "
-            "worker's environment, or define it in the script itself."
+            f"{subject} cannot be loaded on this worker: {error}; install the missing module "
+            "in the worker's environment, or define the name in the script itself."
         ) from error
 
 

@@ -119,6 +119,6 @@ def _dangers_of_way(address: RedisAddress) -> Iterator[RedisRisk]:
     elif not address.verify:
         yield RedisRisk(
             TLS,
-            f"Redis at {address} could be somebody else: nobody looks at its certificate.",
+            f"Redis at {address} could be another server: its certificate is not verified.",
             "write ssl_ca_certs=/path/of/ca.pem in place of ssl_cert_reqs=none.",
         )

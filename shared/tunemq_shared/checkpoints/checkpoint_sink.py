@@ -44,7 +44,7 @@ class CheckpointSink(Protocol):
     def get(self, ref: CheckpointRef, target: Path) -> dict[str, Any]:
         """Copy the verified files of ``ref`` into the new folder ``target``; returns its ``state``.
 
-        Whoever asks may change the copy: no other trial and no later attempt reads it.
+        The caller may change the copy: no other trial and no later attempt reads it.
 
         Raises:
             CheckpointCorrupt: Every copy is damaged or lacks a file.

@@ -32,7 +32,7 @@ _CHUNK: Final = 2**20
 _AHEAD: Final = 8
 #: Smaller files are hashed in the copying thread: a hand-over would cost more.
 _SMALL: Final = 2**20
-#: Sync a large file after so many bytes, while the hashing thread is still busy.
+#: Sync a large file each time this many bytes were written, while the hashing thread is busy.
 _SYNC_EVERY: Final = 16 * 2**20
 #: The permissions allowed on a file with several names.
 _READ_ONLY: Final = 0o555

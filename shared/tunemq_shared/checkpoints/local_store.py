@@ -104,7 +104,9 @@ class LocalCheckpointStore(CheckpointStore):
                 staging.rename(final)
             except OSError as error:
                 if error.errno in _TAKEN:
-                    raise StoreError(f"checkpoint {key} was written by somebody else.") from error
+                    raise StoreError(
+                        f"another process has already written checkpoint {key}."
+                    ) from error
                 raise
             failpoint("cache.after_rename")
         size = sum(file.size for file in files)

@@ -97,7 +97,7 @@ class CheckpointStore(ABC):
 
         Args:
             key: The checkpoint's key.
-            keep: The names of its own objects that other checkpoints refer to.
+            keep: The names of those of its objects that other checkpoints refer to.
 
         Raises:
             StoreError: The key is invalid, or the storage failed.

@@ -184,8 +184,8 @@ def files_of(root: Path, own: Collection[bytes] = ()) -> SelectedFiles:
             found.append(one)
             if len(found) > MAX_FILES:
                 raise ConfigError(
-                    f"{root} has more than {MAX_FILES} files, too many for code that travels; "
-                    f"list what is not code in {root / FILES[0]}."
+                    f"{root} has more than {MAX_FILES} files, too many for a code package; "
+                    f"list the files that are no code in {root / FILES[0]}."
                 )
     except OSError as error:
         raise ConfigError(f"{error.filename or root} cannot be read: {error.strerror}.") from error

@@ -180,9 +180,9 @@ def _check_size(source: Path, files: list[BundleFile], limit_bytes: int) -> None
     largest = sorted(files, key=lambda file: -file.size)[:_NAMED]
     named = ", ".join(f"{file.name} ({show_bytes(file.size)})" for file in largest)
     raise ConfigError(
-        f"{source} has {show_bytes(size)}, and code that travels may have "
-        f"{show_bytes(limit_bytes)}. The largest: {named}. List what is not code in "
-        f"{(source if source.is_dir() else source.parent) / FILES[0]}, hand data over with "
+        f"{source} has {show_bytes(size)}, and a code package may have "
+        f"{show_bytes(limit_bytes)}. The largest: {named}. List files that are no code in "
+        f"{(source if source.is_dir() else source.parent) / FILES[0]}, pass data with "
         "tune.with_parameters, or leave it where workers can read it."
     )
 

@@ -120,7 +120,7 @@ def _ending(code: int) -> str:
         return f"ended with exit code {code}"
     name = signal_name(-code)
     if -code == signal.SIGKILL:
-        return f"was killed by {name} (by somebody, or by the kernel for memory)"
+        return f"was killed by {name} (by a user or process, or by the kernel for memory)"
     return f"was killed by {name}"
 
 

@@ -18,7 +18,7 @@ usage: tunemq report NAME=VALUE ... [--checkpoint DIR]
 
 Reports a result of the trial that this runs in, which `tunemq run` or tune.executable() has
 started, and returns when the trial may continue. The files in DIR are kept as the checkpoint that
-contains the result; without it, what is in $TUNEMQ_CHECKPOINT_DIR is.
+contains the result; without --checkpoint, those in $TUNEMQ_CHECKPOINT_DIR are.
 
 Exit codes: 0 the trial has the result; 1 it has not, or the trial has ended; 64 invalid arguments,
 or no trial runs here.

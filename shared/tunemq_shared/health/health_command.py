@@ -16,15 +16,15 @@ _USAGE = """\
 usage: tunemq health [--ready] [--within SECONDS] [FILE]
 
 Says whether the `tunemq scheduler` or `tunemq worker` that was started with
-TUNEMQ_HEALTH=FILE is well; without FILE, whose $TUNEMQ_HEALTH is the same as this command's. To be
-run on the same machine, or in the same container, as the same user or as root.
+TUNEMQ_HEALTH=FILE is healthy; FILE defaults to this command's $TUNEMQ_HEALTH. Run it on the same
+machine, or in the same container, as the same user or as root.
 
-It is alive if its main loop went round within --within seconds (default: 60); if not, start it
-anew. A Redis, a scheduler or a store that is away makes no difference to that: trials run on.
-  --ready   ask for more: that it can do its work now. Of a worker, that Redis confirmed its lease
-            and that it was not told to stop; of a scheduler, that it serves and has its Redis.
+A service is alive if its main loop went round within --within seconds (default: 60); if not,
+restart it. An unreachable Redis, scheduler or store does not count: trials run on.
+  --ready   also require that it can work now: that Redis confirmed a worker's lease and the worker
+            is not stopping, or that a scheduler serves and reaches its Redis.
 
-Exit codes: 0 it is; 1 it is not; 64 something given is of no use.
+Exit codes: 0 it is; 1 it is not; 64 invalid arguments.
 """
 _EX_USAGE = 64
 #: Same as in `tunemq_shared.health.service_health`, which is not imported here.
@@ -80,7 +80,7 @@ def _options(given: list[str]) -> tuple[str, float, bool]:
         elif one == "--within" or one.startswith("--within="):
             within_s = _seconds(one.partition("=")[2] or (given.pop(0) if given else ""))
         elif one.startswith("-") or path:
-            raise _Unusable(f"{one} is of no use here; see tunemq health --help.")
+            raise _Unusable(f"Invalid argument {one}; see tunemq health --help.")
         else:
             path = one
     path = path or os.environ.get(_VARIABLE, "")
@@ -130,7 +130,7 @@ def _read(path: str) -> tuple[str, int, float, str, str, str]:
         raise _Unwell(f"{path} cannot be read, so nothing runs here: {why}.") from problem
     is_ours = os.geteuid() in {0, about.st_uid} or about.st_uid == 0
     if not (is_ours and stat.S_ISREG(about.st_mode)):
-        raise _Unwell(f"{path} is no file of this user's: nobody can tell who wrote it.")
+        raise _Unwell(f"{path} is no file of this user's, so its writer is unknown.")
     parts = content.decode("ascii", "replace").rstrip().split(" ", 5)
     try:
         role, pid, at, booted, state = parts[0], int(parts[1]), float(parts[2]), *parts[3:5]

@@ -1,7 +1,7 @@
 """`StorePermissions`: which stores a submitted search may use, decided in this one place.
 
-Credentials belong to addresses: a farm's to the server of its own store, a profile's to the
-addresses that name it. A search may use the farm's store, and those that the administrator allows
+Credentials belong to addresses: a farm's to its store's server, a profile's to the addresses that
+name it. A search may use the farm's store, and those that the administrator allows
 its owner. A search's environment variables change neither addresses nor credentials.
 """
 

@@ -5,9 +5,9 @@
 Settings that the address lacks come from the environment. An address never contains credentials,
 because it is written into journals, logs and messages, and means the same on all machines of a
 farm. But it may have ``profile=NAME``: then each machine takes the credentials of that name from
-its credentials file, and never those of the environment. A machine that reaches the server of its
-own credentials another way, for instance through a forwarded port, sets ``TUNEMQ_S3_REACHED_AT``,
-which is not part of any address.
+its credentials file, and never those of the environment. A machine that reaches its store's server
+another way, for instance through a forwarded port, sets ``TUNEMQ_S3_REACHED_AT``, which is not part
+of any address.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class S3Client(Minio):
         status = int(getattr(error, "_code", 0) or getattr(error, "status_code", 0))
         body: str = getattr(error, "_body", None) or ""
         try:
-            tags = fromstring(body)  # noqa: S314 - as the client does with what is called XML
+            tags = fromstring(body)  # noqa: S314 - as the client parses every other XML answer
             answer = {tag.tag.rpartition("}")[2]: tag.text or "" for tag in tags}
         except ParseError:
             answer = {}

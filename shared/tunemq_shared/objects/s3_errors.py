@@ -1,4 +1,4 @@
-"""Explain S3 errors to the person who set up the store: what is wrong, and what to do."""
+"""Explain S3 errors to the person who set up the store: the cause, and the fix."""
 
 from __future__ import annotations
 

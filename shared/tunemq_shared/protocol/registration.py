@@ -66,7 +66,7 @@ def decode_registration(data: bytes) -> NodeRegistration:
             name is too long.
     """
     registration = msgspec.msgpack.decode(data, type=NodeRegistration)
-    for gpu in registration.gpus:  # `Gpu` has no limits of its own: old journals hold it too
+    for gpu in registration.gpus:  # `Gpu` itself has no limits: old journals hold it too
         if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
             raise msgspec.ValidationError("a name of a GPU in it is too long")
     amounts = *registration.resources.values(), *(gpu.memory for gpu in registration.gpus)

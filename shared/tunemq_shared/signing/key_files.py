@@ -167,9 +167,9 @@ def _check_private(path: Path | str, found: os.stat_result) -> None:
     if found.st_mode & _BY_OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
-            f"the key file {path} has mode {mode:04o}, so that others than its owner may use it:"
-            f" chmod 600 {path}; if somebody may have read it, have other keys, too: tunemq keys"
-            " rotate FOLDER."
+            f"the key file {path} has mode {mode:04o}, so users other than its owner can read"
+            f" or change it: chmod 600 {path}; if another user may have read it, replace its keys:"
+            " tunemq keys rotate FOLDER."
         )
 
 

@@ -52,8 +52,8 @@ def entries(
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield all entries below a folder, each with its folder's path; keeps names of folders only.
 
-    Skips what `walk` skips, and what is in folders that ``is_left_out`` names: it takes the path
-    of the folder around one, and its name.
+    Skips what `walk` skips, and the content of folders for which ``is_left_out`` returns True: it
+    gets the path of the parent folder, and the folder's name.
     """
     waiting: list[tuple[str, ...]] = [(os.fspath(top),)]
     while waiting:

@@ -56,7 +56,7 @@ from tunemq_shared.trial.results import (
 from tunemq_shared.trial.trial_channel import TrialChannel
 from tunemq_shared.trial.trial_context import TuneContext
 
-#: How many copies of its own checkpoints a trial may use at once, say in several threads.
+#: How many copies of its checkpoints a trial may use at once, for instance in several threads.
 _COPIES_KEPT: Final = 4
 #: Seconds that a trial whose code ended after a SIGTERM waits for an order to pause, and the pause
 #: between two looks.
@@ -388,7 +388,7 @@ class TrialSession:
         It takes the newest intact one and reports each damaged one to the node.
 
         Raises:
-            CheckpointCorrupt: None is intact; says what is wrong with each.
+            CheckpointCorrupt: None is intact; names the damage of each.
             StoreError: It cannot be read now.
         """
         candidates = self.start.restore

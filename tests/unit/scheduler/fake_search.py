@@ -25,7 +25,7 @@ class FakeSearch:
         self.mode: str | None = "min"
         self.best: tuple[str, float, dict[str, Any]] | None = None
         self.notes: list[str] = []
-        self.outcome = "is over"
+        self.outcome = "finished"
         self.log = FailureLog()
 
     @property

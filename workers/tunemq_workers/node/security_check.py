@@ -44,6 +44,6 @@ def _known_keys(environ: Mapping[str, str]) -> Iterator[RedisRisk]:
     if are_default_keys(environ):
         yield RedisRisk(
             "store-keys",
-            "The keys of the store are those that MinIO is shipped with, which everybody knows.",
-            "give each role a user of its own with the policies in deploy/minio.",
+            "The keys of the store are MinIO's default keys, which are public.",
+            "give each role its own user, with the policies in deploy/minio.",
         )

@@ -34,7 +34,7 @@ _TOLD: Final = {
     "node.introduced": "Ready: schedulers know of this worker.",
     "node.stopping": "Stopping ({reason}). Trials here: {trials}; they may save for {grace} s.",
     "node.ending": "Killing the remaining processes (trials: {trials}).",
-    "node.retired": "Somebody has this worker retire ({reason}).",
+    "node.retired": "This worker is retiring ({reason}).",
     "node.fenced": "The farm continued without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
     "node.ended": "Ended.",

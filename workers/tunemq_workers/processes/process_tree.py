@@ -272,7 +272,7 @@ class ProcessTrees:
                 reports.append(messages.ForkserverWarned(f"{text} {ends}"))
 
     def _give_up_if_stuck(self, process: str, reports: list[messages.ForkserverReport]) -> None:
-        """Report a killed process tree that does not end; what is left has no owner any more."""
+        """Report a killed process tree that does not end, and forget its processes' owners."""
         pid = self._pids.get(process)
         left = [pid] if pid else [one for one, owners in self._orphans.items() if process in owners]
         tree = self._killed[process]

@@ -133,4 +133,4 @@ def cancel(timer: Timer | None) -> None:
 
 
 def do_nothing(*_: object) -> None:
-    """Stand in for a callback that nobody has set, or whose result nobody needs."""
+    """Stand in for a callback that is not set, or whose result is not needed."""

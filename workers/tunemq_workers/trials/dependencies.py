@@ -69,7 +69,7 @@ class _PendingDependencies(msgspec.Struct, eq=False):
 class DependencyFetcher:
     """Fetches the dependencies of trials. Used by the node's loop only.
 
-    A trial can keep whoever looks into ``blobs`` waiting, so jobs of `DiskJobs` do that.
+    A trial can block a thread that looks into ``blobs``, so only jobs of `DiskJobs` do that.
 
     Args:
         disk: measures and removes files.

@@ -189,7 +189,7 @@ class TrialSupervisor:
         self._dismiss_parked()
 
     def give_up(self) -> None:
-        """Make every trial save and end because no scheduler answers; start none until `go_on`."""
+        """Make every trial save and end while no scheduler answers; start none until one does."""
         self._has_given_up = True
         for process in list(self._running.values()):
             self._tell(process, process.order.paused())

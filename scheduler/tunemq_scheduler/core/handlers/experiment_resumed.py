@@ -76,7 +76,7 @@ def _lose_all_nodes(runner: TrialActions) -> None:
         if trial.status == RUNNING and not trial.stop_ordered:
             runner.set_aside(trial)
     for node in [*runner.nodes, *runner.away]:
-        lost = m.NodeLost(node, "the run before is over", is_dead=True)
+        lost = m.NodeLost(node, "the previous run has ended", is_dead=True)
         node_events.lost(runner, lost)
     runner.commands = [one for one in runner.commands if not isinstance(one, DropNode)]
     runner.acknowledged.clear()

@@ -185,7 +185,7 @@ class PlacementNode:
         )
 
     def has_in_all(self, needs: ResourceRequest, devices: Mapping[str, float]) -> bool:
-        """Whether its total minus what is held suffices for a request on these GPUs."""
+        """Whether its unheld resources suffice for a request on these GPUs."""
         if not _has(self.not_held(), needs):
             return False
         held = self.held().devices if devices else {}

@@ -63,7 +63,7 @@ _RENEW: Final = (
     + """
 local mine = tonumber(ARGV[1])
 if tonumber(text_of(KEYS[2]) or '0') > mine then
-  return string.sub(text_of(KEYS[1]) or 'nobody', 1, 4096)
+  return string.sub(text_of(KEYS[1]) or 'another scheduler', 1, 4096)
 end
 redis.call('SET', KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. ARGV[2], 'PX', ARGV[3])

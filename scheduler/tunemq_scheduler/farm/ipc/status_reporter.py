@@ -179,7 +179,7 @@ class SearchStatusReporter:
         trial = self._find(request.trial)
         live = self._loop.runner.live.get(trial)
         if live is None or live.is_finished:
-            raise ConfigError(f"trial {trial} is over already.")
+            raise ConfigError(f"trial {trial} has already ended.")
         self._loop.request_stop(request.reason, trial)
         return RequestDone(text=f"trial {trial} is being stopped")
 

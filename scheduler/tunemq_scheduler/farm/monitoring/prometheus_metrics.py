@@ -44,11 +44,11 @@ _OF_NODE: Final[Mapping[str, tuple[str, Callable[[NodeSnapshot], float | None]]]
     "cache_bytes": ("Copies of checkpoints on a node.", lambda node: node.node_metrics.cache),
     "load1": ("A node's load average of a minute.", lambda node: node.node_metrics.load),
     "memory_available_bytes": (
-        "What is left of a node's memory, whoever has the rest.",
+        "Available memory of a node.",
         lambda node: node.node_metrics.memory_free,
     ),
     "disk_free_bytes": (
-        "What is left of the disk of a node's working folder.",
+        "Free space on the disk of a node's working folder.",
         lambda node: node.node_metrics.disk_free,
     ),
     "disk_free_inodes": (
@@ -187,7 +187,7 @@ def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
     """Yield the metrics of the scheduler's own machine that no other exporter provides."""
     disks = farm.head.disks.items()
     free = {(what,): disk.free for what, disk in disks}
-    yield _gauge("head_disk_free_bytes", "What is left of a disk of the head.", free, "disk")
+    yield _gauge("head_disk_free_bytes", "Free space on a disk of the head.", free, "disk")
     size = {(what,): disk.size for what, disk in disks}
     yield _gauge("head_disk_size_bytes", "The size of a disk of the head.", size, "disk")
     about = "How many more files a disk of the head has inodes for."
@@ -258,7 +258,7 @@ def _of_gpus(nodes: Mapping[str, NodeSnapshot]) -> Iterator[Metric]:
         for name, one in nodes.items()
     }
     yield _gauge("node_gpus_withheld", about, withheld, "node")
-    about = "What is taken of the memory of a GPU, by whomever."
+    about = "Memory of a GPU that all processes together use."
     yield _gauge("gpu_memory_used_bytes", about, used, *labels)
 
 

@@ -91,7 +91,7 @@ def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
 def _run(connection: SupervisorConnection) -> None:
     job = connection.first()
     if not isinstance(job, ExperimentJob):
-        raise BugError(f"the supervisor said {job!r} before it said what is to be run")
+        raise BugError(f"the supervisor sent {job!r} before the experiment's job")
     if job.stores is not None:
         use_only(job.stores)
     set_name(job.name)

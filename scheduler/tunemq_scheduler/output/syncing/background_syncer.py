@@ -119,7 +119,7 @@ class BackgroundSyncer(Syncer):
             return False
         try:
             self.wait()
-        except Exception as error:  # noqa: BLE001  nobody waited for it: logged here, and the new sync makes it good
+        except Exception as error:  # noqa: BLE001  no caller waited for it, and the new sync replaces it
             _log.warning("The last sync failed: %s", error)
         self._command = command
         self.retry()

@@ -80,8 +80,8 @@ _REACH_STORE: Final = (
 )
 _NOT_ASKED: Final = warning(
     "scheduler",
-    "the scheduler and the nodes were not looked at, since the key file is of no use",
-    "fix what is said of the key file, and look again",
+    "the scheduler and the nodes were not checked, because the key file cannot be used",
+    "fix the key file, then run `tunemq doctor` again",
 )
 
 

@@ -105,8 +105,8 @@ def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
         return KeyFile(), [
             problem(
                 "keys",
-                f"no key file is in use and Redis at {redis} is not on this machine: whoever can"
-                " write to it runs code on every node",
+                f"no key file is in use and Redis at {redis} is not on this machine: every client"
+                " that can write to it can run code on every node",
                 "tunemq keys new FOLDER; then tunemq scheduler --keys FOLDER/scheduler.toml, on"
                 " each node tunemq worker --keys worker.toml, for each submitter tunemq keys add"
                 f" NAME; and tunemq doctor --keys FOLDER/scheduler.toml (or ${KEYS_VARIABLE})",
@@ -141,7 +141,7 @@ def _judged(path: str, keys: KeyFile) -> Finding:
         )
     if not keys.submitters:
         return warning(
-            "keys", f"{path} has no submitter: nobody can submit", "tunemq keys add NAME"
+            "keys", f"{path} has no submitter, so no user can submit", "tunemq keys add NAME"
         )
     return ok("keys", f"all is signed; submitters: {', '.join(sorted(keys.submitters))}")
 
@@ -161,7 +161,7 @@ def _wrong_with(file: PrivateFile) -> Iterator[tuple[str, str]]:
         return
     if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         mode = stat.S_IMODE(about.st_mode)
-        fix = f"chmod 600 {path}; and have other keys, since somebody may have read these"
+        fix = f"chmod 600 {path}; then replace its keys, since other users may have read them"
         yield f"{named} can be read or changed by others: its mode is {mode:04o}", fix
     if about.st_uid not in {0, os.geteuid()}:
         yield f"{named} belongs to user {about.st_uid}", f"chown {os.geteuid()} {path}"

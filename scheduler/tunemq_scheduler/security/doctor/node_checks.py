@@ -104,8 +104,8 @@ def check_messages(farm_report: FarmReport) -> list[Finding]:
             "nodes",
             f"what the node with the instance {instance_id} says {why}; it is not believed",
             "start that worker with the farm's key file, tunemq worker --keys worker.toml, and"
-            " with the TuneMQ of the scheduler; if you know of no such worker, somebody else"
-            " writes to this Redis: change its passwords",
+            " with the TuneMQ of the scheduler; if you know of no such worker, a foreign"
+            " client writes to this Redis: change its passwords",
         )
         for instance_id, why in farm_report.unreadable.items()
     ]

@@ -51,8 +51,8 @@ class StreamDecoder:
         """Return the entries of all other streams; nodes send the events of these again."""
         for key in exhausted:
             text = (
-                f"The stream {key} has an entry of a time that has not come yet, and takes no"
-                " others. Somebody who is no node of this farm may write to its Redis."
+                f"The stream {key} has an entry with a time in the future, so Redis accepts no"
+                " others. A client that is no node of this farm may have write access to Redis."
             )
             self._count(key, "early", text)
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
@@ -62,7 +62,7 @@ class StreamDecoder:
         for key in streams:
             text = (
                 f"An entry of the stream {key} was longer than any message of a node: it is"
-                " removed. Somebody who is no node of this farm may write to its Redis."
+                " removed. A client that is no node of this farm may have write access to Redis."
             )
             self._count(key, "oversized", text)
         streams.clear()

@@ -84,7 +84,8 @@ def clear_wrong_types(
         rejected(
             "key",
             "wrong_type",
-            f"The key {key} in Redis was no {types[key].value} of ours: it is deleted, and what it"
-            " held is sent again. Somebody who is no node of this farm may write to its Redis.",
+            f"The key {key} in Redis was no {types[key].value} of ours: it is deleted, and nodes"
+            " resend its content. A client that is no node of this farm may have write access to"
+            " Redis.",
         )
     return keys

@@ -95,7 +95,7 @@ class RedisConnection:
             parser_class=BoundedParser,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),  # callers retry, because they know what is idempotent
+            retry=Retry(NoBackoff(), 0),  # callers retry: they know what they may repeat
             driver_info=None,
         )
         self._connection: Any = pool.make_connection()

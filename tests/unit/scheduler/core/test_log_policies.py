@@ -122,7 +122,7 @@ def test_log_match_that_is_late_or_of_an_older_attempt_or_unknown_is_dropped() -
     farm.print_(ASSERT)
     farm.place()
     farm.tell(m.LogMatched("a", 1, ASSERT, "of the first attempt", 0.0))
-    farm.tell(m.LogMatched("b", 1, ASSERT, "of nobody", 0.0))
+    farm.tell(m.LogMatched("b", 1, ASSERT, "of no trial", 0.0))
     farm.print_("a pattern of the run before")
     assert farm.trial.matched == {}
     assert farm.runner.stale == 3

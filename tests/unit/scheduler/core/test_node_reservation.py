@@ -88,7 +88,7 @@ def test_trial_that_no_longer_waits_reserves_no_node() -> None:
     story.end_and_begin(MAX_TIMES_PASSED_OVER - 1)
     story.end(story.running[0])
     assert not story.next_small()
-    story.tell(m.StopRequested("large", "nobody wants it"))
+    story.tell(m.StopRequested("large", "a user asked for it"))
     assert story.runner.placement.reserved == []
     assert story.next_small()
     story.check()
@@ -149,7 +149,7 @@ def test_longest_waiting_of_several_passed_over_trials_has_a_node_reserved_first
     for trial, cpus in (("first", 4.0), ("other", 3.0), ("later", 4.0)):
         story.add(trial, cpus=cpus)
     # The first trial's queue continues without it and is older than the other queue.
-    story.tell(m.StopRequested("first", "nobody wants it"))
+    story.tell(m.StopRequested("first", "a user asked for it"))
     again = TrialRunner.load(story.settings, dump(story.runner), dict(story.runner.finished))
     small = list(story.running)
     for runner in (story.runner, again):

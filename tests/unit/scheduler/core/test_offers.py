@@ -253,7 +253,7 @@ def test_trial_that_is_stopped_while_it_is_evicted_ends() -> None:
     story.offer("g0")
     story.begin("a")
     story.offer(grace=10.0)
-    story.tell(m.StopRequested("a", "nobody wants it"))
+    story.tell(m.StopRequested("a", "a user asked for it"))
     assert story.wait(20.0) == []
     assert "NotifyTrialEnd" in kinds(story.free("a"))
     story.check()

@@ -176,7 +176,7 @@ def test_time_budget_stops_running_trials() -> None:
 def test_stop_request_for_one_trial_leaves_the_others() -> None:
     loop = Loop()
     loop.turn(NODE)
-    loop.loop.request_stop("somebody said so", trial="t_00000")
+    loop.loop.request_stop("a user asked for it", trial="t_00000")
     assert ("stop", "t_00000") in loop.turn()
     assert ("start", "t_00001", 1) in loop.batch(1, m.SlotFreed("t_00000", 1))
 

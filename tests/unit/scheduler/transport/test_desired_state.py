@@ -214,7 +214,7 @@ def test_dropped_experiment_is_sent_to_nodes_with_trials_of_it():
 
 
 def start_of(size: int) -> TrialSpec:
-    """Start data of about so many bytes."""
+    """Start data of about ``size`` bytes."""
     return msgspec.structs.replace(START, config=bytes(size - 1000))
 
 

@@ -129,11 +129,11 @@ def test_empty_folder_at_the_key_is_used(store: LocalCheckpointStore, source: Pa
 def test_one_of_two_writers_of_a_key_wins(
     store: LocalCheckpointStore, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def somebody_was_faster(self: Path, target: Path) -> None:
+    def another_process_is_faster(self: Path, target: Path) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
-    monkeypatch.setattr(Path, "rename", somebody_was_faster)
-    with pytest.raises(StoreError, match="was written by somebody else"):
+    monkeypatch.setattr(Path, "rename", another_process_is_faster)
+    with pytest.raises(StoreError, match="another process has already written"):
         put(store, source)
 
 

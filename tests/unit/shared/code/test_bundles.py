@@ -287,9 +287,9 @@ def test_bundle_that_is_too_large_is_rejected_with_the_largest_files(blobs, proj
     with pytest.raises(ConfigError) as rejected:
         bundle(project, blobs, limit_bytes=2**20)
     text = str(rejected.value)
-    assert text.startswith(f"{project} has 3 MiB, and code that travels may have 1 MiB. The ")
+    assert text.startswith(f"{project} has 3 MiB, and a code package may have 1 MiB. The ")
     assert "The largest: data.bin (3 MiB), train.py (" in text
-    assert f"List what is not code in {project}/.tunemqignore" in text
+    assert f"List files that are no code in {project}/.tunemqignore" in text
     assert not list(project.parent.glob("store/**/*")), "nothing is kept"
 
 

@@ -220,7 +220,7 @@ def test_module_made_by_hand_does_not_count_as_importable(
 
 def test_loading_code_that_needs_a_missing_module_names_it() -> None:
     pickled = b"cno_such_module\ntrain\n."
-    with pytest.raises(TrainableError, match=r"no_such_module.*install what is missing"):
+    with pytest.raises(TrainableError, match=r"no_such_module.*install the missing module"):
         load_trainable(pickled)
 
 

@@ -82,7 +82,7 @@ def test_stopped_paused_trial_is_removed_from_the_scheduler() -> None:
     loop = Loop(scheduler=scheduler, trials=2)
     scheduler.may_continue = False
     paused_once(loop)
-    loop.loop.request_stop("somebody said so", trial="t_00000")
+    loop.loop.request_stop("a user asked for it", trial="t_00000")
     loop.turn()
     assert scheduler.ends == [("remove", "t_00000")]
 

@@ -248,7 +248,7 @@ def test_lines_to_a_closed_or_ascii_stream_do_not_end_the_search():
     output.write("größe")
     assert raw.getvalue() == b"gr\\xf6\\xdfe\n"
     stream.close()
-    output.write("nobody reads this")
+    output.write("written after the stream was closed")
 
 
 def test_lines_are_written_again_once_the_disk_has_space():
