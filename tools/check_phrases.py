@@ -1,6 +1,7 @@
 """Counts the phrases that this project avoids, in what people read.
 
-That is strings, docstrings, comments, documents and the names of tests.
+That is strings, docstrings, comments, documents and the names of tests; in shell, YAML and
+Dockerfiles the comments.
 
     python tools/check_phrases.py [--list]
 
@@ -21,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-#: This many remain, most in messages and user names. Lower it with each rewritten text.
-MOST: Final = 270
+#: This many remain, most in `deploy`, user names and the list below. Lower it with each rewrite.
+MOST: Final = 106
 _PHRASES: Final = (
     "nobody",
     "somebody",
@@ -85,6 +86,9 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """The text for people in a file, with the line where it begins."""
     if path.suffix == ".md" and "decisions" not in path.parts:
         yield from enumerate(path.read_text("utf-8").split("\n"), 1)
+    if path.suffix in {".sh", ".yml", ".yaml", ".Dockerfile"} or path.name == "Makefile":
+        for line, text in enumerate(path.read_text("utf-8").split("\n"), 1):
+            yield line, " ".join(re.findall(r"(?:^|\s)#(.*)", text))
     if path.suffix != ".py":
         return
     source = path.read_text("utf-8")
