@@ -368,7 +368,7 @@ def write_module(folder: Path, name: str, source: str) -> str:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (OPENMP_AT_IMPORT, "it runs 1 additional thread"),
+        (OPENMP_AT_IMPORT, "it runs 1 thread besides the main one"),
         # The probe finds what counting threads misses.
         (OPENMP_THEN_ONE_THREAD, "hung for 5 s"),
         ("import threading; threading.Thread(target=threading.Event().wait).start()", "1 thread"),

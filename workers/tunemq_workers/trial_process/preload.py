@@ -76,7 +76,7 @@ def preload(
 def why_children_cannot_run(deadline_s: float = PROBE_DEADLINE_S) -> str | None:
     """Return why children forked now might hang or fail; None if a probe ran without error."""
     if (count := len(os.listdir("/proc/self/task"))) > 1:
-        return f"it runs {count - 1} additional thread{'s' * (count > 2)}"
+        return f"it runs {count - 1} thread{'s' * (count > 2)} besides the main one"
     if _has_gpu_open():
         return "it has opened the GPU, which a forked child then cannot use"
     return _probe(deadline_s)
