@@ -349,7 +349,9 @@ def test_trial_process_writes_to_a_local_store_directly(serve):
     process = server.start(count_with_checkpoints)
     process.gone()
 
-    assert process.kinds == [frames.EVENT] * 8 + [frames.ENDING], process.output()
+    save = [frames.EVENT, frames.SAVING, frames.SAVING, frames.EVENT]
+    expected = [frames.EVENT, *save * 3, frames.EVENT, frames.ENDING]
+    assert process.kinds == expected, process.output()
     assert [type(event) for event in checkpoints(process)] == [CheckpointCommitted] * 3
     assert (server.root / checkpoints(process)[-1].key / "manifest.json").exists()
     assert not server.cache.exists()

@@ -87,7 +87,7 @@ class DrivenProcess:
                         self.allow_save()
                 elif kind == frames.FETCH:
                     self._answer(frames.FETCHED, FetchAnswer(str(self.server.cache)))
-                elif payload and kind != frames.AWAIT_ORDER:
+                elif payload and kind not in {frames.AWAIT_ORDER, frames.SAVING}:
                     self.events.append(decode_node_event(payload))
 
     def allow_save(self) -> None:

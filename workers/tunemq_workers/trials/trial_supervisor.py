@@ -373,7 +373,7 @@ class TrialSupervisor:
         self._checkpoints.told(process)
 
     def _saves(self, process: TrialProcess, *, is_saving: bool) -> None:
-        """Note that a process begins or ends to save; one that is to stop gets the time for that."""
+        """Note that a process begins or ends a save; one that is to stop gets time for it."""
         process.is_saving = is_saving
         if process.is_stopping and self._now() < process.saves_until:
             self._escalate(process, self._stop_grace_s(process))

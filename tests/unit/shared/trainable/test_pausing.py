@@ -11,7 +11,7 @@ from tunemq_shared.checkpoints.checkpoint import Checkpoint
 from tunemq_shared.protocol.result_conditions import Condition
 from tunemq_shared.trainable.run_trial import TrainableRunner, run_trial
 from tunemq_shared.trainable.trainable import Trainable
-from tunemq_shared.trial.control_flow import TrialPauseExit
+from tunemq_shared.trial.control_flow import TrialPauseExit, TrialStopExit
 from tunemq_shared.trial.session import get_checkpoint, report
 
 __all__ = ["log"]
@@ -113,7 +113,8 @@ def test_stop_during_the_save_of_a_pause_takes_precedence(world, monkeypatch):
     monkeypatch.setattr(world.sink, "save", save_and_be_stopped)
     run_trial(Counter, session)
 
-    assert kinds(world) == ["ResultReported", "CheckpointCommitted"]
+    assert kinds(world) == ["ResultReported", "CheckpointCommitted", "TrialPaused"]
+    assert session.ended is TrialStopExit
 
 
 def test_stop_takes_precedence_over_a_pause_in_one_order(world):
@@ -122,7 +123,8 @@ def test_stop_takes_precedence_over_a_pause_in_one_order(world):
 
     run_trial(Counter, session)
 
-    assert world.channel.kinds == ["ResultReported"]
+    assert world.channel.kinds == ["ResultReported", "TrialPaused"]
+    assert session.ended is TrialStopExit
 
 
 def test_trial_that_is_done_is_finished_not_paused(world):
@@ -303,7 +305,8 @@ def test_preempted_function_is_still_told_its_horizon(world):
     ]
     run_trial(lambda config: [report({}) for _ in range(9)], session)
 
-    assert world.channel.kinds == ["ResultReported"] * 2
+    assert world.channel.kinds == ["ResultReported"] * 2 + ["TrialPaused"]
+    assert session.ended is TrialStopExit
 
 
 def test_preempted_function_that_has_just_saved_pauses_at_once(world):

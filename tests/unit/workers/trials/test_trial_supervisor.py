@@ -211,6 +211,8 @@ def test_save_that_begins_after_the_stop_is_waited_for(node):
     node.clock.advance(500)
     assert node.done == []
     node.clock.advance(100)
+    assert node.done == [("term", "h1")]
+    node.clock.advance(TERM_GRACE_S)
     assert node.done == [("term", "h1"), ("kill", "h1")]
 
 
