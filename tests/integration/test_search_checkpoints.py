@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,46 @@ def test_results_of_a_search_whose_checkpoint_was_removed_stay_readable(space):
     ):
         with pytest.raises(CheckpointError, match=rf"{re.escape(str(folder))} is gone"):
             use()
+
+
+class SlowlySaved(tune.Trainable):
+    def setup(self, config):
+        self.steps = 0
+
+    def step(self):
+        self.steps += 1
+        return {"loss": self.steps}
+
+    def save_checkpoint(self, checkpoint_dir):
+        time.sleep(7)  # longer than a stopped trial may run on without saving
+        Path(checkpoint_dir, "steps").write_text(str(self.steps))
+
+
+def test_last_checkpoint_of_a_stopped_trial_that_saves_slowly_is_kept():
+    scheduler = tune.schedulers.ASHAScheduler(max_t=2, grace_period=1)
+    (result,) = fit(
+        SlowlySaved, metric="loss", mode="min", scheduler=scheduler, checkpoint_at_end=True
+    )
+
+    assert result.metrics["training_iteration"] == 2
+    assert Path(result.checkpoint.path, "steps").read_text() == "2"
+
+
+def leaves_a_link(config):
+    for step in (1, 2):
+        checkpoint = save(Path("made"), step)
+        if step == 2:
+            os.symlink("/etc/hostname", "made/name")
+        tune.report({"loss": step}, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    "how", [{"stop": {"training_iteration": 2}}, {"stop": lambda _, result: result["loss"] == 2}]
+)
+def test_last_checkpoint_that_cannot_be_saved_is_named_in_a_warning(how, capfd):
+    (result,) = fit(leaves_a_link, verbose=1, **how)
+
+    assert result.metrics["loss"] == 2
+    said = capfd.readouterr().out
+    assert "made/name' in a checkpoint is a link to '/etc/hostname' outside of it" in said
+    assert "a checkpoint of that step is missing, its newest one is of step 1" in said
