@@ -73,8 +73,9 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
     def of_an_earlier_version(role: str, *where: str) -> dict[str, Any]:
         found = shipped(role, *where)
         if role == "worker":
-            denied = found["Statement"][2]
+            allowed, denied = found["Statement"][1:3]
             place = denied["Resource"][0].removesuffix("/blobs/*")
+            allowed["Resource"] = [f"{place}/*/*/*"]
             denied["Resource"] = [f"{place}/*/journal/??????/*", f"{place}/*/journal/*.turns"]
         return found
 
@@ -89,6 +90,7 @@ def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_
         *("search/journal/0000009/ready", "search/journal/1000000/ready"),
         *("search/journal/9/ready", "search/journal/other", "search/tuner.pkl"),
         *("team/search/tuner.pkl", "parts/tuner.pkl/part"),
+        *("search/trial/result.json", "search/trial/progress.csv"),
     ]
     assert "worker-policy.json" in finding.fix
     assert not list(minio.client().list_objects(bucket, recursive=True))

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 CHECKPOINT = f"farm/search/trial_00000/checkpoint_1-000001/{'a' * 64}"
 MANIFEST = "farm/search/trial_00000/checkpoint_1-000001/manifest.json"
 TRIAL_FILE = "farm/search/trial_00000/attempt_1/stdout"
+RESULTS = "farm/search/trial_00000/result.json"
+TABLE = "farm/search/trial_00000/progress.csv"
 JOURNAL = "farm/search/journal/000001.turns"
 PIECE = "farm/search/journal/000001/000001.turns/000000000000000-000000000000541"
 RECORD = "farm/search/journal/scheduler"
@@ -33,7 +35,10 @@ CODE = f"farm/blobs/{'b' * 64}"
 BELOW_CODE = f"farm/blobs/{'c' * 64}/x"
 OTHERS = "others/object"
 
-ALL = (CHECKPOINT, MANIFEST, TRIAL_FILE, JOURNAL, PIECE, RECORD, TUNER, CODE, BELOW_CODE, OTHERS)
+ALL = (
+    *(CHECKPOINT, MANIFEST, TRIAL_FILE, RESULTS, TABLE, JOURNAL, PIECE, RECORD, TUNER, CODE),
+    *(BELOW_CODE, OTHERS),
+)
 OURS = ALL[:-1]
 #: The objects for each right of each role; the store denies everything else.
 RIGHTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -190,7 +195,7 @@ def test_s07_worker_sending_an_archive_to_unpack_writes_no_journal(shelf: Bucket
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name in ("notes", "journal/0000009/ready", "tuner.pkl"):
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    for prefix in ("farm/search", "farm/search/trial_00000"):
+    for prefix in ("farm/search", "farm/search/trial_00000", "farm/search/trial_00000/attempt_1"):
         headers = {
             "X-Amz-Meta-Snowball-Auto-Extract": "true",
             "X-Amz-Meta-Minio-Snowball-Prefix": prefix,
@@ -198,9 +203,10 @@ def test_s07_worker_sending_an_archive_to_unpack_writes_no_journal(shelf: Bucket
         client = shelf.client(shelf.roles["worker"])
         with contextlib.suppress(MinioException):
             client._put_object(
-                shelf.name, "farm/search/trial_00000/all.tar", archive.getvalue(), headers
+                shelf.name, "farm/search/trial_00000/attempt_1/all.tar", archive.getvalue(), headers
             )
-    assert [name for name in shelf.names() if name not in ALL] == ["farm/search/trial_00000/notes"]
+    more = [name for name in shelf.names() if name not in ALL]
+    assert more == ["farm/search/trial_00000/attempt_1/notes"]
     assert shelf.content(TUNER) == b"before"
 
 

@@ -33,7 +33,7 @@ _ANSWER_S: Final = 5.0
 _ROLE_S: Final = 15.0
 _CHECK: Final = "store-access"
 #: Objects that only the scheduler may write, and that it trusts: a search's journal, under names
-#: of each length, and its Tuner, of a search at any depth.
+#: of each length, its Tuner, of a search at any depth, and the results of its trials.
 _SCHEDULERS_OWN: Final = (
     "search/journal/000001/ready",
     "search/journal/0000009/ready",
@@ -44,6 +44,8 @@ _SCHEDULERS_OWN: Final = (
     "search/tuner.pkl",
     "team/search/tuner.pkl",
     "parts/tuner.pkl/part",
+    "search/trial/result.json",
+    "search/trial/progress.csv",
 )
 _CONTENT: Final = b"probe"
 _NO_RIGHT: Final = "AccessDenied"
