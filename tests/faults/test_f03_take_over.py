@@ -90,6 +90,28 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(farm, sto
         assert repeated == [0] * 6, farm
 
 
+def test_f03_search_of_a_scheduler_that_was_stopped_continues_elsewhere_undisturbed(farm, storage):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=2, steps=600, step_s=0.02, failures=0))
+    farm.wait_for_steps("search", 2, 50)
+    farm.scheduler.terminate()
+    farm.scheduler.wait()
+    farm.head.processes.remove(farm.scheduler)
+    turns = {
+        re.search(r"(\d+) turns", farm.run("journal", "check", where).stdout)[1]
+        for where in (f"{storage}/search", str(farm.results / "search"))
+    }
+    assert len(turns) == 1, "the copy lacks turns whose events the worker has deleted"
+    farm.results.rename(farm.folder / "gone")
+    start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
+    submit_again(farm, "search")
+    farm.wait_for("search", "FINISHED", within=150)
+    farm.check_results("search")
+    farm.check_steps("search")
+    assert "does not have all of its events" not in farm.said()
+
+
 def test_f03_lost_search_keeps_its_trials_and_queue_until_resubmitted(farm, storage):
     farm.start_scheduler("--store", storage)
     farm.add_worker("one")

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
@@ -35,6 +36,9 @@ from tunemq_scheduler.transport.trial_executor import TrialExecutor
 from tunemq_shared.base.errors import TrialError
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.objects.store_address import without_settings
+
+#: The most seconds for the rest of the journal's copy when the scheduler ends.
+_HANDOVER_S: Final = 3.0
 
 
 class SearchRun:
@@ -188,6 +192,11 @@ class SearchRun:
         """Leave everything as it is, without the last copies; safe in signal handlers."""
         self.is_killed = True
         self._give_up_copying()
+
+    def complete_copy(self) -> None:
+        """Copy the rest of the journal, so that another machine can take over all of the search."""
+        if self._copy is not None:
+            self._copy.close(_HANDOVER_S)
 
     def _give_up_copying(self) -> None:
         self._has_given_up = True

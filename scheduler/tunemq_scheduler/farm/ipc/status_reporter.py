@@ -165,6 +165,7 @@ class SearchStatusReporter:
                 self._search.interrupt(request.reason)
                 return RequestDone(text="it ends, to be resumed")
             case r.DetachSearch():
+                self._search.complete_copy()
                 raise SchedulerSuperseded("The supervisor ends; trials continue, for the next one.")
             case r.StopOneTrial():
                 return self._stop(request)
