@@ -63,6 +63,15 @@ def start_elsewhere(farm: FarmService, *options: str) -> subprocess.Popen[bytes]
     return farm.start_scheduler("--results", str(farm.results), *options)
 
 
+def turns_of(farm: FarmService, storage: str, name: str) -> set[str]:
+    """The number of turns of a search's journal, and that of its copy if it is another one."""
+    said = [
+        farm.run("journal", "check", where).stdout
+        for where in (f"{storage}/{name}", str(farm.results / name))
+    ]
+    return {re.search(r"(\d+) turns", text)[1] for text in said}
+
+
 def submit_again(farm: FarmService, name: str) -> None:
     script = farm.folder / "laptop" / name / "search.py"
     farm.tunemq("submit", str(script), "--name", name, "--detach")
@@ -98,11 +107,7 @@ def test_f03_search_of_a_scheduler_that_was_stopped_continues_elsewhere_undistur
     farm.scheduler.terminate()
     farm.scheduler.wait()
     farm.head.processes.remove(farm.scheduler)
-    turns = {
-        re.search(r"(\d+) turns", farm.run("journal", "check", where).stdout)[1]
-        for where in (f"{storage}/search", str(farm.results / "search"))
-    }
-    assert len(turns) == 1, "the copy lacks turns whose events the worker has deleted"
+    assert len(turns_of(farm, storage, "search")) == 1, "the worker has deleted events it lacks"
     farm.results.rename(farm.folder / "gone")
     start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
     submit_again(farm, "search")
@@ -110,6 +115,37 @@ def test_f03_search_of_a_scheduler_that_was_stopped_continues_elsewhere_undistur
     farm.check_results("search")
     farm.check_steps("search")
     assert "does not have all of its events" not in farm.said()
+
+
+def test_f03_take_over_of_a_search_whose_copy_lacks_events_leaves_other_searches_alone(
+    farm, storage, minio, bucket
+):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one", cpus=4)
+    names = ("behind", "whole")
+    for name in names:
+        farm.submit(Search(name=name, trials=2, steps=60, failures=0, has_gate=True))
+    for steps in (10, 20, 30):
+        for name in names:
+            farm.open_gate(name, steps)
+            farm.wait_for_steps(name, 2, steps)
+            eventually(lambda name=name: len(turns_of(farm, storage, name)) == 1, within=30)
+    lose_the_machine(farm)
+    with minio.objects(bucket, "searches/behind") as objects:
+        pieces = [one.key for one in objects.list("journal/") if ".turns/" in one.key]
+        objects.delete(pieces[-2:])
+    addresses = [f"--take-over={storage}/{name}" for name in names]
+    start_elsewhere(farm, "--store", storage, *addresses)
+    for name in names:
+        submit_again(farm, name)
+        farm.open_gate(name, 60)
+    for name in names:
+        farm.wait_for(name, "FINISHED", within=200)
+        farm.check_results(name)
+    farm.check_steps("whole")
+    said = farm.said()
+    assert "behind: node one has deleted events that this search lacks" in said, farm
+    assert "Node one" not in said
 
 
 def test_f03_lost_search_keeps_its_trials_and_queue_until_resubmitted(farm, storage):

@@ -64,6 +64,10 @@ class ExperimentChannel:
         self.is_full = False
         #: Whether events are missing in the stream: it must restart, and nodes send all again.
         self.has_gap = False
+        #: Whether it can restart without its trial processes; else nodes that lack events are lost.
+        self.can_restart = False
+        #: The name of a node that has deleted events which this channel lacks; empty if none has.
+        self.incomplete_node = ""
         #: Unknown nodes of which a batch other than the first was ignored.
         self.beheaded: set[str] = set()
         #: Nodes that wait for orders until the experiment has handled this many events.

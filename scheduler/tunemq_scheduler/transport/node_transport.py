@@ -351,10 +351,11 @@ class NodeTransport:
                 gone = self._generation.exhausted(taken)
                 self._take(self._decoder.without(gone, taken))
                 self._admit()  # before the gaps: events of a node that joins now were ignored
-                gone += self._registry.gaps
-                if gone:
-                    self._generation.renew(gone)
-                    self._begin_generation()
+                gaps = self._registry.gaps
+                if gone or gaps:
+                    self._generation.renew(gone + gaps)
+                    also = ", or the copy of a journal lacks turns" if gaps else ""
+                    self._begin_generation(f"Redis lost data{also}")
             except TransportError as error:
                 self._redis.lost(error)
         return ready

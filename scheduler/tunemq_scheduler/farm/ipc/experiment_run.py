@@ -39,6 +39,8 @@ class ExperimentRun:
         is_silent: whether people were informed that its process is silent.
         hangs: how many of its processes were ended for silence.
         is_aborted: whether the current process was ended for silence.
+        incomplete_node: the name of a node that has deleted events which the search lacks; empty if
+            none has. The process is ended for it.
         failing_since: since when none of its processes has said what its trials hold.
     """
 
@@ -61,6 +63,7 @@ class ExperimentRun:
     is_silent: bool = False
     hangs: int = 0
     is_aborted: bool = False
+    incomplete_node: str = ""
     failing_since: float | None = None
 
     @property

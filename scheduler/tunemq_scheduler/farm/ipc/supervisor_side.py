@@ -174,6 +174,11 @@ class ExperimentConnection:
         return self._process.pid
 
     @property
+    def incomplete_node(self) -> str:
+        """The name of a node that has deleted events which this search lacks; empty if none has."""
+        return self._client.incomplete_node if self._client is not None else ""
+
+    @property
     def results(self) -> int:
         """How many results its process has received, according to its last report."""
         return self.status.results if self.status is not None else 0
@@ -400,6 +405,7 @@ class ExperimentConnection:
             self._trespassed(f"it asked for the events of {key}")
             return
         self.events_key = key
+        self._client.can_restart = True
         if message.nodes or message.away:
             self._client.reattach(message.nodes, message.away, message.acknowledged)
         self._known.update(one.instance_id for one in (*message.nodes, *message.away))

@@ -401,7 +401,7 @@ class RunningExperiments:
             self._traffic_before = before if before.is_possible else StoreTraffic()
             one.connection = None
             self._ended(one, connection.process_exit)
-        elif one.end_by is not None and time.monotonic() > one.end_by:
+        elif self._must_be_killed(one, connection):
             connection.kill()
         elif one.ends_for is not None and not one.is_told_to_end and not one.holds:
             one.is_told_to_end = True
@@ -416,6 +416,12 @@ class RunningExperiments:
                 connection.kill()
             else:
                 self._end_if_it_hangs(one, connection)
+
+    @staticmethod
+    def _must_be_killed(one: ExperimentRun, connection: ExperimentConnection) -> bool:
+        one.incomplete_node = connection.incomplete_node
+        is_late = one.end_by is not None and time.monotonic() > one.end_by
+        return is_late or bool(one.incomplete_node)
 
     def _end_if_it_hangs(self, one: ExperimentRun, connection: ExperimentConnection) -> None:
         """Report a silent process to people; end it after a while.
@@ -499,8 +505,20 @@ class RunningExperiments:
             self._finish(one, one.ends_for, one.because)
         elif process_exit.outcome is ExperimentOutcome.MUST_WAIT:
             self._wait_for_farm(one, process_exit.text)
+        elif one.incomplete_node:
+            self._restart_from_checkpoints(one)
         else:
             self._try_again(one, process_exit)
+
+    def _restart_from_checkpoints(self, one: ExperimentRun) -> None:
+        """Restart a search that cannot learn what its trials did; those of others run on."""
+        self._notices(
+            f"{one.name}: node {one.incomplete_node} has deleted events that this search lacks, as"
+            " the copy of its journal did. All its trials continue from their checkpoints."
+        )
+        one.incomplete_node = ""
+        self._end_trials(one.name)
+        one.restart_at = time.monotonic() + _FREED_AFTER_S
 
     def _wait_for_farm(self, one: ExperimentRun, why: str) -> None:
         """Wait for a scheduler that can run it, while its trials continue: that takes them over."""

@@ -204,7 +204,11 @@ class NodeRegistry:
             if not node.is_heard and last <= cursor.acknowledged_up_to:
                 return instance_id, last  # old, so no sign of life
             if channel.is_gap(cursor, header.first):
-                if not channel.has_gap:
+                if channel.has_gap:
+                    pass  # all events are sent again
+                elif channel.can_restart:
+                    channel.incomplete_node = node.about.node
+                else:
                     self.lose(instance_id, "it does not have all of its events", is_dead=True)
                 return NOBODYS
         self._hear(node, header.confirmed)

@@ -37,6 +37,7 @@ class Nodes:
     """A transport without any node."""
 
     is_full = False
+    incomplete_node = ""
 
     def __init__(self) -> None:
         self.became = ""

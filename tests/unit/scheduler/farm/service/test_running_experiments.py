@@ -298,6 +298,29 @@ def test_search_that_cannot_start_after_a_restart_blocks_others_only_for_a_while
     again.end()
 
 
+def test_search_of_which_a_node_has_deleted_events_restarts_without_its_trial_processes(
+    farm, monkeypatch
+):
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    _begin(farm)
+    (connection,) = farm.experiments.connections()
+    connection._client.incomplete_node = "one"
+    farm.experiments.turn()  # kill its process
+    farm.experiments.turn()
+    key = redis_keys.events(farm.queue.get("x").id)
+    assert farm.ended == [key]
+    assert "x: node one has deleted events that this search lacks" in farm.told[-1]
+    assert key not in farm.experiments.streams.values(), "the next process begins another stream"
+    farm.experiments.turn()
+    assert len(farm.processes) == 2
+    assert farm.queue.get("x").state is State.RUNNING
+    _begin(farm)
+    farm.experiments.turn()
+    assert farm.ended == [key]
+
+
 def test_lost_search_that_is_not_submitted_blocks_others_only_for_a_while(farm, monkeypatch):
     """A machine was lost, and nodes may still run the trials of its searches."""
     monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)

@@ -80,6 +80,18 @@ def test_node_that_leaves_out_events_repeatedly_is_dead(registry):
     assert read(registry, 1, 6) == []
 
 
+def test_gap_of_a_search_that_can_restart_costs_no_node(registry):
+    registry.channels[KEY].can_restart = True
+    for _ in range(5):
+        assert read(registry, 5, 6) == []
+        registry.begin_anew()
+    assert registry.channels[KEY].incomplete_node == ""
+    assert read(registry, 5, 6) == []
+    assert registry.channels[KEY].incomplete_node == "n"
+    assert registry.nodes.keys() == {"inc"}
+    assert not registry.gaps
+
+
 def test_gap_before_the_first_event_is_detected(registry):
     registry.channels[KEY] = ExperimentChannel(KEY)
     registry.announce(registry.channels[KEY])
