@@ -590,6 +590,12 @@ uninstall() {
     [ -z "$services" ] || say "stopping" $services
     with_services systemctl stop 2> /dev/null || true
     with_services systemctl reset-failed 2> /dev/null || true
+    for lock in "$cache"/*/lock; do
+        holder=$(lock_holder "$lock")
+        [ -z "$holder" ] ||
+            fail "process $holder, a worker that no service runs, works in ${lock%/lock}: \
+stop it, as by \"kill $holder\", and run this again"
+    done
     instances=$(find "$units" -path '*.wants/tunemq-worker@*' -exec basename -s .service {} ';')
     rm -f "$units"/*.wants/tunemq-worker@*.service
     for unit in tunemq-scheduler.service tunemq-worker.service tunemq-worker@.service tunemq-store.service; do
@@ -601,7 +607,10 @@ uninstall() {
     if has_systemd; then systemctl daemon-reload; fi
     if has_own_link; then rm -f $programs/tunemq; fi
     rm -f $programs/tunemq-farm
-    rm -rf $prefix $cache
+    # Only this script's files: administrators may have others there.
+    rm -rf $prefix/bin $prefix/include $prefix/lib $prefix/lib64 $prefix/share $prefix/pyvenv.cfg \
+        $prefix/.pip-cache $hash_file $prefix/.restart-due-* $cache
+    rmdir $prefix 2> /dev/null || [ ! -e $prefix ] || say "left $prefix, which has other files"
     if [ -z "$purge" ]; then
         say "removed TuneMQ. --purge also removes $etc, $state, $store, $trials, users, and" \
             "the options of workers (--gpu, --same-user) in $units"

@@ -157,7 +157,15 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     # Any user can make such a link, and the script runs with root's rights.
     view.sh("mkdir /tmp/precious && touch /tmp/precious/file")
     view.sh("mount -t tmpfs tmpfs /dev/shm && ln -s /tmp/precious /dev/shm/tunemq-gpu-root")
-    view.sh("sh /opt/tunemq/share/install.sh uninstall")
+    # An administrator's own installation, and a worker that no service runs.
+    view.sh("mkdir -p /opt/tunemq/venv /var/cache/tunemq/mine && touch /opt/tunemq/venv/file")
+    held = "cd /var/cache/tunemq/mine && echo 77 > lock && flock lock"
+    said = view.sh(f"{held} sh /opt/tunemq/share/install.sh uninstall", code=1)
+    assert "process 77, a worker that no service runs, works in /var/cache/tunemq/mine" in said
+    said = view.sh("sh /opt/tunemq/share/install.sh uninstall")
+    assert "left /opt/tunemq, which has other files" in said
+    assert view.sh("cd /opt/tunemq && find . | sort").split() == [".", "./venv", "./venv/file"]
+    view.sh("rm -r /opt/tunemq/venv && rmdir /opt/tunemq")
     assert view.sh("ls /tmp/precious").split() == ["file"]
     assert view.sh("cat /etc/tunemq/keys.toml") == "keys.toml"
     assert {path for path in view.paths() - before if path.startswith(("/opt", "/usr"))} == set()

@@ -335,7 +335,8 @@ def test_trial_process_asks_its_node_for_space_and_reports_its_checkpoint(serve)
     process = server.start(count_with_checkpoints, store=REMOTE)
     process.gone()
 
-    save = [frames.EVENT, frames.SAVING, frames.ASK_SAVE, frames.SAVING, frames.WRITTEN]
+    asks = [frames.SAVING, frames.SAVING, frames.ASK_SAVE, frames.SAVING]
+    save = [frames.EVENT, *asks, frames.SAVING, frames.WRITTEN]
     expected = [frames.EVENT, *save * 3, frames.FETCH, frames.EVENT, frames.ENDING]
     assert process.kinds == expected, process.output()
     assert process.results == [{"n": n} for n in (1, 2, 3, 3)]

@@ -52,6 +52,7 @@ class NodeChannel(TrialChannel):
         self.before_ending: Callable[[], object] = _do_nothing
         #: Whether to tell the node that this process waits for an order.
         self.says_that_it_waits = False
+        self._is_saving = False
         self._orders = 0
         self._next: messages.TrialOrder | None = None
         self._newest: messages.TrialOrder | None = None
@@ -95,7 +96,13 @@ class NodeChannel(TrialChannel):
 
     def saves(self, *, is_saving: bool) -> None:
         """Tell the node that the trial begins, or has ended, to save a checkpoint."""
+        self._is_saving = is_saving
         self._send(frames.frame(frames.SAVING, bytes([is_saving])))
+
+    def waits(self, *, is_waiting: bool) -> None:
+        """Tell the node that a save waits for the store, or continues: a stop waits for no store."""
+        if self._is_saving:
+            self._send(frames.frame(frames.SAVING, bytes([not is_waiting])))
 
     def poll(self) -> messages.TrialOrder | None:
         """Return the newest order that has arrived; None if there is none."""
@@ -119,9 +126,11 @@ class NodeChannel(TrialChannel):
         Raises:
             StoreError: there was no room in time; says why.
         """
+        self.waits(is_waiting=True)
         answer = checkpoint_messages.decode_save_answer(self._asked(frames.ASK_SAVE))
         if answer.error:
             raise StoreError(answer.error)
+        self.waits(is_waiting=False)
         return Path(answer.cache)
 
     def fetch(

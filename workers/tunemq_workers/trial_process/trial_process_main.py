@@ -168,6 +168,7 @@ class _TrialLoop:
         def say(reason: str) -> None:
             what = "save" if reason else ""
             self._channel.send(TrialWaits(order.trial, order.attempt, what, reason))
+            self._channel.waits(is_waiting=bool(reason))
 
         store = LocalCheckpointStore(start.store)
         return StoreSink(store, folder_name, timeout_s=start.sync_timeout_s, say=say)

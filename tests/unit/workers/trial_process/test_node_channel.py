@@ -66,6 +66,17 @@ def test_each_event_is_one_frame_and_those_for_the_node_are_marked(pair):
     assert [decode_node_event(payload) for _, payload in got] == events
 
 
+def test_save_that_waits_for_the_store_is_none_meanwhile(pair):
+    channel, node = pair
+    channel.waits(is_waiting=True)  # a restore
+    channel.waits(is_waiting=False)
+    channel.saves(is_saving=True)
+    channel.waits(is_waiting=True)
+    channel.waits(is_waiting=False)
+    channel.saves(is_saving=False)
+    assert received(node) == [(frames.SAVING, bytes([one])) for one in (1, 0, 1, 0)]
+
+
 def test_failure_is_remembered(pair):
     channel, _ = pair
     channel.send(TrialFinished("t", 1))
