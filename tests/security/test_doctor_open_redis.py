@@ -28,10 +28,16 @@ class Head:
     def __init__(self, host: Host, folder: Path) -> None:
         self._host, self._folder = host, folder
         self.address = host.address
+        self.password = "secret-secret"
+        self.socket = folder / "redis.sock"
         line = [str(find_redis_server()), "--bind", self.address, "--protected-mode", "no"]
         line += ["--save", "", "--appendonly", "yes", "--dir", str(folder)]
         self._environ = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}
         host.start(line, self._environ, folder / "redis.log")
+        line = [str(find_redis_server()), "--bind", "0.0.0.0", "--port", "7001"]
+        line += ["--requirepass", self.password, "--unixsocket", str(self.socket)]
+        line += ["--save", ""]
+        host.start([*line, "--dir", str(folder)], self._environ, folder / "second.log")
         self._commands = host.commands(self._environ)
         eventually(
             lambda: not self.examined(6379).of("redis"),
@@ -40,8 +46,12 @@ class Head:
         )
 
     def examined(self, port: int, *more: str) -> Examination:
-        """Run the doctor on that Redis."""
-        line = ("doctor", "--json", "--redis", f"redis://{self.address}:{port}/0", *more)
+        """Run the doctor on the Redis with this port."""
+        return self.examined_at(f"redis://{self.address}:{port}/0", *more)
+
+    def examined_at(self, url: str, *more: str) -> Examination:
+        """Run the doctor on this Redis."""
+        line = ("doctor", "--json", "--redis", url, *more)
         done = self._commands.run(
             (*line, "--store", str(self._folder)), self._environ, self._folder
         )
@@ -85,6 +95,25 @@ def test_an_open_redis_off_the_loopback_is_found(head: Head):
     (scheduler,) = found.of("scheduler")  # none runs on this head
     assert scheduler.level is FindingLevel.PROBLEM
     assert found.problems == 5, str(found)
+
+
+@pytest.mark.parametrize("way", ["loopback", "unix socket"])
+def test_redis_with_a_password_that_other_machines_reach_is_found(head: Head, way: str):
+    place = "127.0.0.1:7001/0" if way == "loopback" else f"{head.socket}?db=0"
+    scheme = "redis" if way == "loopback" else "unix"
+    url = f"{scheme}://:{head.password}@{place}"
+    eventually(lambda: not head.examined_at(url).of("redis"), every=0.2)
+    found = head.examined_at(url)
+    (keys,) = found.of("keys")
+    assert keys.level is FindingLevel.PROBLEM
+    assert f"other machines reach Redis at {head.address}:7001" in keys.what
+    for check in ("redis-default-user", "redis-tls", "redis-lua"):
+        (finding,) = found.of(check)
+        assert finding.level is FindingLevel.WARNING, finding
+        assert f"{head.address}:7001" in finding.what
+    assert "127.0.0.1 alone" in found.of("redis-tls")[0].fix
+    assert not found.of("redis-password")  # strangers do not have it
+    assert head.password not in str(found)
 
 
 def test_with_insecure_an_open_redis_is_a_warning(head: Head):

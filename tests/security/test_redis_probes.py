@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
+from tunemq_scheduler.security import redis_probes
 from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.redis_probes import (
@@ -21,6 +23,7 @@ from tunemq_scheduler.security.redis_probes import (
     RIGHTS,
     WRITES,
     probe,
+    refuse_dangers,
 )
 from tunemq_shared.base.errors import RedisUnavailable
 from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
@@ -100,6 +103,43 @@ def test_open_redis_on_the_loopback_is_accepted(tmp_path_factory: pytest.TempPat
         assert {one.level for one in probe(server.url)} == {FindingLevel.OK}
     finally:
         server.end()
+
+
+def test_start_on_a_local_redis_with_a_password_that_others_reach_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(redis_probes, "own_addresses", lambda: ["127.0.0.2"])
+    server = TcpRedis(tmp_path, "secret-secret", ["--bind", "127.0.0.1", "127.0.0.2"])
+    told: list[str] = []
+    try:
+        refuse_dangers(server.url, is_insecure=False, tell=told.append)
+    finally:
+        server.end()
+    assert all(line.startswith("warning: ") for line in told)
+    assert any("is not encrypted" in line for line in told)
+    assert all(f"at 127.0.0.2:{server.port}" in line for line in told)
+
+
+def test_unknown_reach_of_a_local_redis_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unknown() -> list[str]:
+        raise PermissionError("the kernel does not show them")
+
+    monkeypatch.setattr(redis_probes, "own_addresses", unknown)
+    server = TcpRedis(tmp_path, "secret-secret", ["--appendonly", "yes"])
+    try:
+        found = [one for one in probe(server.url) if one.level is not FindingLevel.OK]
+    finally:
+        server.end()
+    assert [(one.check, one.level) for one in found] == [(PASSWORD, FindingLevel.WARNING)]
+    assert "is not known: the kernel does not show them" in found[0].what
+
+
+def test_local_redis_behind_a_socket_of_which_no_port_is_known_is_a_warning(redis: SecuredRedis):
+    found = [one for one in probe(redis.plain_url("worker")) if one.check == PASSWORD]
+    assert [one.level for one in found] == [FindingLevel.WARNING]
+    assert "(INFO)" in found[0].what
 
 
 def test_probe_tries_only_addresses_of_this_machine():

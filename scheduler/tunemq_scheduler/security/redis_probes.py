@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.missing_rights import lacking, may_write_the_lease, role_of
@@ -38,9 +38,9 @@ _READ_ONLY_KEYS: Final = (7,)
 _PIDBOX: Final = "_kombu.binding.celery.pidbox"
 #: Kombu's separator of the parts of a binding.
 _BINDING_MARK: Final = b"\x06\x16"
+_LOOPBACK: Final = "have it listen on 127.0.0.1 alone (bind in redis.conf)"
 _PASSWORDS: Final = (
-    "have it listen on 127.0.0.1 alone (bind in redis.conf), or load deploy/redis/users.acl, which"
-    " has a user with a password for each role."
+    f"{_LOOPBACK}, or load deploy/redis/users.acl, which has a user with a password for each role."
 )
 
 
@@ -60,7 +60,9 @@ def refuse_dangers(url: str, *, is_insecure: bool, tell: Callable[[str], None]) 
     try:
         line.connect()
         told = _info(line)
-        found = [*_check_access(address, line, told), _check_eviction(address, told)]
+        reach = _reach(address, told)
+        release = _release(line, told)
+        found = [*_check_access(address, release, reach), _check_eviction(address, told)]
     finally:
         line.close()
     refuse(found, is_insecure=is_insecure, tell=tell)
@@ -77,13 +79,15 @@ def probe(url: str) -> list[Finding]:
     try:
         line.connect()
         told = _info(line)
+        reach = _reach(address, told)
+        release = _release(line, told)
         return [
-            *_check_access(address, line, told),
-            _check_lua(address, _release(line, told)),
+            *_check_access(address, release, reach),
+            _check_lua(reach.address or address, release),
             _check_eviction(address, told),
             _check_aof(address, told),
             _check_writes(address, line),
-            _check_rights(address, line, _release(line, told)),
+            _check_rights(address, line, release),
             *_rejected_logins(address, line),
             _check_remote_control(address, line),
         ]
@@ -91,76 +95,118 @@ def probe(url: str) -> list[Finding]:
         line.close()
 
 
+def reach_of_others(url: str) -> str:
+    """Say how other machines reach this Redis; empty if it is not known that they do.
+
+    Raises:
+        ConfigError: The address is invalid.
+    """
+    address, line = parse_address(url), RedisConnection(url)
+    if not address.is_local:
+        return f"Redis at {address} is not on this machine"
+    try:
+        line.connect()
+        reach = _reach(address, _info(line))
+    except TransportError:
+        return ""
+    finally:
+        line.close()
+    return f"other machines reach Redis at {reach.address}" if reach.address else ""
+
+
 # --- access ---------------------------------------------------------------------------------------
 
 
-def _check_access(
-    address: RedisAddress, line: RedisConnection, told: dict[str, str]
-) -> Iterator[Finding]:
-    release = _release(line, told)
+class _Reach(NamedTuple):
+    """How other machines reach a Redis to which this one connects by the loopback or a socket.
+
+    Attributes:
+        address: At which they reach it; None if they do not, and for other Redis.
+        is_open: They need no password there.
+        unknown: Why that is not known; else empty.
+    """
+
+    address: RedisAddress | None = None
+    is_open: bool = False
+    unknown: str = ""
+
+
+def _check_access(address: RedisAddress, release: RedisRelease, reach: _Reach) -> Iterator[Finding]:
     found = list(redis_dangers.dangers(address, release))
-    unseen = []
-    if address.is_local and redis_dangers.lets_everybody_in(address):
-        try:
-            found += _open_beyond(address, told)
-        except OSError as error:
-            unseen.append(_untried(address, error))
+    others = []
+    if reach.address:
+        others = list(_dangers_beyond(address, release, reach.address))
+    if reach.is_open:
+        what = (
+            f"Redis at {address} lets everybody in, from other machines, too, without a"
+            f" password: they reach it at {reach.address}."
+        )
+        found.append(redis_dangers.RedisRisk(redis_dangers.PASSWORD, what, _PASSWORDS))
     fine = {
         redis_dangers.PASSWORD: "strangers are not let in",
         redis_dangers.DEFAULT_USER: f"its user is {address.user!r}",
         redis_dangers.TLS: "what goes there is encrypted",
         redis_dangers.CVE: f"{release} does not have CVE-2026-23479",
     }
-    if address.is_local:
-        fine = dict.fromkeys(fine, f"other machines do not reach {address}")
+    if address.is_local and not reach.address:
+        fine = dict.fromkeys(fine, reach.unknown or f"other machines do not reach {address}")
     fine[redis_dangers.VERSION] = str(release)
     for check, words in fine.items():
         wrong = [danger for danger in found if danger.check == check]
-        if check == redis_dangers.PASSWORD and unseen:
-            yield from unseen
+        beyond = [danger for danger in others if danger.check == check]
+        if check == redis_dangers.PASSWORD and reach.unknown:
+            yield warning(check, f"{reach.unknown}.", _PASSWORDS)
         elif (
-            not wrong
+            not (wrong or beyond)
             and not release.version
             and check in {redis_dangers.VERSION, redis_dangers.CVE}
         ):
             yield _unknown(check, address, "INFO")
-        elif not wrong:
+        elif not (wrong or beyond):
             yield ok(check, words)
         yield from (problem(check, one.what, one.fix, refuses=True) for one in wrong)
+        # It asks others for a password, and perhaps only this machine uses it.
+        yield from (warning(check, one.what, one.fix) for one in beyond)
 
 
-def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_dangers.RedisRisk]:
-    """Try whether other machines could reach a local Redis without a password.
+def _reach(address: RedisAddress, told: dict[str, str]) -> _Reach:
+    """Try whether other machines could reach a local Redis.
 
     Redis's own settings do not answer that: in a container it listens on all addresses, but only
     this machine may be forwarded to it.
-
-    Raises:
-        OSError: This machine's addresses are unknown.
     """
-    port = int(told.get("tcp_port", "0")) if address.path else address.port
+    if not address.is_local:
+        return _Reach()
+    unknown = f"whether other machines reach Redis at {address} is not known"
+    if address.path and "tcp_port" not in told:
+        user = address.user or "default"
+        return _Reach(unknown=f"{unknown}: the user {user!r} may not ask for its port (INFO)")
+    port = int(told["tcp_port"]) if address.path else address.port
     if not port:
-        return
-    for host in own_addresses():
-        from_outside = address._replace(path="", host=host, port=port, verify=False)
-        # A unix socket does not tell whether Redis uses TLS on its port.
-        ways = (False, True) if address.path else (address.tls,)
-        if any(redis_dangers.lets_everybody_in(from_outside._replace(tls=tls)) for tls in ways):
-            what = (
-                f"Redis at {address} lets everybody in, from other machines, too, without a"
-                f" password: they reach it at {from_outside}."
-            )
-            yield redis_dangers.RedisRisk(redis_dangers.PASSWORD, what, _PASSWORDS)
-            return
+        return _Reach()
+    # A unix socket does not tell whether Redis uses TLS on its port.
+    ways = (False, True) if address.path else (address.tls,)
+    try:
+        hosts = own_addresses()
+    except OSError as error:
+        return _Reach(unknown=f"{unknown}: {error}")
+    places = [
+        address._replace(path="", host=host, port=port, tls=tls, verify=False)
+        for host in hosts
+        for tls in ways
+    ]
+    reached = next(filter(redis_dangers.is_there, places), None)
+    return _Reach(reached, is_open=bool(reached and redis_dangers.lets_everybody_in(reached)))
 
 
-def _untried(address: RedisAddress, error: OSError) -> Finding:
-    return warning(
-        redis_dangers.PASSWORD,
-        f"Redis at {address} lets everybody in, without a password; whether from other machines,"
-        f" too, is not known: {error}.",
-        _PASSWORDS,
-    )
+def _dangers_beyond(
+    address: RedisAddress, release: RedisRelease, reached: RedisAddress
+) -> Iterator[redis_dangers.RedisRisk]:
+    """Iterate over the dangers of a local Redis for those who reach it from other machines."""
+    # `verify` was off for the attempt alone.
+    for one in redis_dangers.dangers_with_password(reached._replace(verify=True), release):
+        what = f"Other machines reach Redis at {address}, too: they reach it at {reached}. "
+        yield one._replace(what=what + one.what, fix=f"{_LOOPBACK}, or {one.fix}")
 
 
 def _check_lua(address: RedisAddress, release: RedisRelease) -> Finding:

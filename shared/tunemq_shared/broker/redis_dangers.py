@@ -71,24 +71,38 @@ def dangers(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]
         )
     if address.is_local:
         return
-    yield from _dangers_of_way(address)
+    yield from dangers_with_password(address, release)
     if lets_everybody_in(address):
         yield RedisRisk(
             PASSWORD, f"Redis at {address} lets everybody in, without a password.", _USERS
         )
+
+
+def dangers_with_password(address: RedisAddress, release: RedisRelease) -> Iterator[RedisRisk]:
+    """Iterate over the dangers of a Redis that other machines reach, if it has a password."""
+    yield from _dangers_of_way(address)
     if release.has_cve:
         yield _cve(address, release)
 
 
 def lets_everybody_in(address: RedisAddress) -> bool:
     """Whether Redis serves a client that has neither password nor certificate."""
-    stranger = address._replace(user="", password="", cert_file="", key_file="")
+    return _answer(address._replace(cert_file="", key_file="")).startswith(b"+PONG")
+
+
+def is_there(address: RedisAddress) -> bool:
+    """Whether Redis serves clients there, if only those with a password; sends it none."""
+    return _answer(address).startswith((b"+PONG", b"-NOAUTH"))
+
+
+def _answer(address: RedisAddress) -> bytes:
+    """The answer to a client without a password; empty for none."""
     try:
-        with stranger.connect(_TIMEOUT_S) as sock:
+        with address.connect(_TIMEOUT_S) as sock:
             sock.sendall(b"PING\r\n")
-            return sock.recv(64).startswith(b"+PONG")
+            return sock.recv(64)
     except OSError:  # Redis does not even accept the connection
-        return False
+        return b""
 
 
 def _cve(address: RedisAddress, release: RedisRelease) -> RedisRisk:

@@ -41,7 +41,7 @@ from tunemq_scheduler.security.doctor.report_checks import (
 )
 from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, FindingLevel, ok, problem, warning
-from tunemq_scheduler.security.redis_probes import WRITES, probe
+from tunemq_scheduler.security.redis_probes import WRITES, probe, reach_of_others
 from tunemq_scheduler.security.store_probes import probe_store
 from tunemq_scheduler.security.store_role_probes import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.storage.folders import BACKUP_NOTE, OWN_FOLDER
@@ -134,7 +134,7 @@ def _examine(farm: DoctorTarget, keys_read: str) -> list[Finding]:
     store = canonical_address(farm.store, farm.environ) if farm.store else ""
     unknown = farm.store_if_unknown
     unknown = canonical_address(unknown, farm.environ) if unknown else ""
-    keys, found = check_keys(keys_read, redis)
+    keys, found = check_keys(keys_read, "" if keys_read else reach_of_others(farm.url))
     found += _check_variables(farm.environ)
     found += check_private_files(private_files(farm.keys, redis, farm.environ))
     found += check_arguments(KnownSecrets(redis, _secrets(keys, farm.environ)), running_processes())

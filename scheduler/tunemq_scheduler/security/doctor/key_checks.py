@@ -85,28 +85,28 @@ def private_copy(path: str) -> Iterator[str]:
         yield copy.name
 
 
-def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
+def check_keys(path: str, reach: str) -> tuple[KeyFile, list[Finding]]:
     """Read the key file and check that everything is signed that must be.
 
     `check_private_files` reports a file that others may read.
 
     Args:
         path: Of the file; empty if there is none.
-        redis: The farm's Redis.
+        reach: How other machines reach Redis; empty if it is not known that they do.
 
     Returns:
         The keys, none if the file is invalid; and the findings.
     """
     if not path:
-        if redis.is_local:
+        if not reach:
             return KeyFile(), [
-                ok("keys", "nothing is signed: Redis is reached on this machine only")
+                ok("keys", "nothing is signed: no other machine is seen to reach Redis")
             ]
         return KeyFile(), [
             problem(
                 "keys",
-                f"no key file is in use and Redis at {redis} is not on this machine: every client"
-                " that can write to it can run code on every node",
+                f"no key file is in use and {reach}: every client that can write to Redis can run"
+                " code on every node",
                 "tunemq keys new FOLDER; then tunemq scheduler --keys FOLDER/scheduler.toml, on"
                 " each node tunemq worker --keys worker.toml, for each submitter tunemq keys add"
                 f" NAME; and tunemq doctor --keys FOLDER/scheduler.toml (or ${KEYS_VARIABLE})",
