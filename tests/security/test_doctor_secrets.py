@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tunemq_scheduler.security.doctor import process_argument_checks
 from tunemq_scheduler.security.doctor.process_argument_checks import (
     KnownSecrets,
     ListedProcess,
     check_arguments,
+    running_processes,
 )
 from tunemq_scheduler.security.findings import FindingLevel
 from tunemq_shared.broker.redis_address import parse_address
@@ -174,3 +177,27 @@ def test_an_address_of_this_machine_has_several_names():
     secrets = KnownSecrets(parse_address("unix:///run/r.sock"), [])
     line = ("tunemq", "--redis", "unix://u:pass@/run/r.sock?db=0")
     assert check_arguments(secrets, [ListedProcess(7, line)])[0].level is FindingLevel.PROBLEM
+
+
+def test_process_whose_arguments_never_come_is_named_and_others_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for pid in ("7", "8"):
+        (tmp_path / pid).mkdir()
+    os.mkfifo(tmp_path / "7" / "cmdline")
+    (tmp_path / "8" / "cmdline").write_bytes(b"redis-cli\0-a\0wordword\0")
+    monkeypatch.setattr(process_argument_checks, "_PROCESSES", str(tmp_path))
+    monkeypatch.setattr(process_argument_checks, "_READ_S", 0.5)
+    try:
+        found = check_arguments(KnownSecrets(_OURS, []), running_processes())
+    finally:
+        os.close(os.open(tmp_path / "7" / "cmdline", os.O_RDWR))  # so that its reader ends
+    levels = {one.what.split(" (")[0]: one.level for one in found}
+    assert levels == {"process 7": FindingLevel.WARNING, "process 8": FindingLevel.PROBLEM}
+
+
+def test_processes_whose_arguments_never_come_delay_doctor_for_a_limited_time():
+    silent = (ListedProcess(pid, None) for pid in itertools.count(1))
+    found = check_arguments(KnownSecrets(_OURS, []), silent)
+    assert {one.level for one in found} == {FindingLevel.WARNING}
+    assert "not all processes were looked at" in found[-1].what

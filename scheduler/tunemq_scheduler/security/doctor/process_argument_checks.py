@@ -6,15 +6,22 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from tunemq_scheduler.security.findings import Finding, ok, problem
+from tunemq_scheduler.security.doctor.time_limit import within
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 
 #: The most bytes of a command line to read: every user can make a process with a huge one.
 _MOST_BYTES: Final = 2**17
+_PROCESSES: Final = "/proc"
+#: Seconds to wait for the arguments of one process, and how many may keep us waiting: every user
+#: can make a process whose memory cannot be read, by a file system that does not answer.
+_READ_S: Final = 5.0
+_MOST_SILENT: Final = 4
 #: Shorter secrets occur in command lines by chance.
 _SHORTEST_SECRET: Final = 6
 #: Shorter secrets occur within words and paths by chance.
@@ -26,6 +33,7 @@ _SECRET_VARIABLES: Final = re.compile(
     r"=[^\s'\"]"
 )
 _REDIS_URL: Final = re.compile(r"(?:rediss?|unix)://[^\s'\"]+")
+_CHECK: Final = "keys-in-arguments"
 _FIX: Final = (
     f"stop that process, change the key, and give it in ${REDIS_VARIABLE} (an address with a"
     " password) or AWS_SECRET_ACCESS_KEY, from a file that only its user may"
@@ -34,10 +42,10 @@ _FIX: Final = (
 
 
 class ListedProcess(NamedTuple):
-    """A process of this machine."""
+    """A process of this machine; its arguments are None if they could not be read in time."""
 
     pid: int
-    arguments: Sequence[str]
+    arguments: Sequence[str] | None
 
     def __str__(self) -> str:
         program = os.path.basename(self.arguments[0]) if self.arguments else "?"
@@ -69,8 +77,9 @@ class KnownSecrets:
 
     def shown_by(self, process: ListedProcess) -> str:
         """Describe the secret in a process's arguments; empty if there is none."""
-        is_ours = any("tunemq" in argument for argument in process.arguments)
-        for argument in process.arguments:
+        arguments = process.arguments or ()
+        is_ours = any("tunemq" in argument for argument in arguments)
+        for argument in arguments:
             if any(map(self._is_ours_with_password, _REDIS_URL.findall(argument))):
                 return "the address of Redis with its password"
             if any(secret.search(argument) for secret in self._known):
@@ -93,22 +102,47 @@ class KnownSecrets:
 
 def check_arguments(secrets: KnownSecrets, processes: Iterable[ListedProcess]) -> list[Finding]:
     """Check the arguments of processes."""
-    found = [
-        problem("keys-in-arguments", f"{process} shows {what} to all who list processes", _FIX)
-        for process in processes
-        if (what := secrets.shown_by(process))
-    ]
-    return found or [ok("keys-in-arguments", "no process of this machine shows a key")]
+    found, silent = [], 0
+    for process in processes:
+        if what := secrets.shown_by(process):
+            what = f"{process} shows {what} to all who list processes"
+            found.append(problem(_CHECK, what, _FIX))
+        if process.arguments is None:
+            silent += 1
+            is_last = silent == _MOST_SILENT
+            found.append(_not_read(process, is_last=is_last))
+            if is_last:
+                break
+    return found or [ok(_CHECK, "no process of this machine shows a key")]
 
 
 def running_processes() -> Iterator[ListedProcess]:
     """Iterate over this machine's processes, as far as /proc shows them."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                parts = file.read(_MOST_BYTES).decode(errors="replace").split("\0")
-                if any(parts):
-                    yield ListedProcess(int(name), parts)
+    for name in filter(str.isdigit, os.listdir(_PROCESSES)):
+        try:
+            parts = within(_READ_S, partial(_arguments, name))
+        except TimeoutError:
+            yield ListedProcess(int(name), None)
+            continue
+        except OSError:
+            continue
+        if any(parts):
+            yield ListedProcess(int(name), parts)
+
+
+def _arguments(name: str) -> list[str]:
+    with open(f"{_PROCESSES}/{name}/cmdline", "rb") as file:
+        return file.read(_MOST_BYTES).decode(errors="replace").split("\0")
+
+
+def _not_read(process: ListedProcess, *, is_last: bool) -> Finding:
+    rest = "; so not all processes were looked at" if is_last else ""
+    return warning(
+        _CHECK,
+        f"{process} was not looked at: its arguments could not be read within {_READ_S:g} s{rest}",
+        f"see whose process it is (ls -ld {_PROCESSES}/{process.pid}) and end it, then run"
+        " `tunemq doctor` again",
+    )
 
 
 def _host(address: RedisAddress) -> str:
