@@ -201,5 +201,5 @@ def test_s07_worker_with_default_store_keys_does_not_start(tmp_path: Path, defau
         worker = farm.add_worker("one")
         assert worker.wait(60) == 64
         said = (tmp_path / "one" / "worker.log").read_text()
-        assert "everybody knows" in said
+        assert "default keys, which are public" in said
         assert "--insecure" in said
