@@ -152,6 +152,23 @@ def test_unanswered_probe_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPat
         refuse_open_store(address, is_insecure=False, tell=told.append)
 
 
+def test_unclear_answer_about_a_part_of_a_farm_is_reported_as_unknown():
+    asked = []
+
+    def answers(method: str, key: str) -> tuple[int, str]:
+        if method == "PUT" and not key:
+            asked.append(method)
+            if len(asked) == 4:
+                return 503, "SlowDown"
+        return _garage(method, key)
+
+    with odd_store(answers) as address:
+        found = probe_store(address, _ENVIRON)
+    assert levels(found) == {"store-anonymous": FindingLevel.WARNING}
+    (finding,) = (one for one in found if one.check == "store-anonymous")
+    assert "(write */search/trial/result.json: HTTP status 503)" in finding.what
+
+
 @pytest.mark.parametrize(
     ("bucket", "endpoint", "url"),
     [

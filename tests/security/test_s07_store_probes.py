@@ -59,13 +59,13 @@ def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectS
     server.kill()
 
 
-def publish(server: ObjectServer, bucket: str, *actions: str) -> None:
+def publish(server: ObjectServer, bucket: str, *actions: str, names: str = "*") -> None:
     statements = [
         {
             "Effect": "Allow",
             "Principal": {"AWS": ["*"]},
             "Action": [f"s3:{action}"],
-            "Resource": [f"arn:aws:s3:::{bucket}{'' if action == 'ListBucket' else '/*'}"],
+            "Resource": [f"arn:aws:s3:::{bucket}{'' if action == 'ListBucket' else f'/{names}'}"],
         }
         for action in actions
     ]
@@ -145,6 +145,40 @@ def test_s07_public_bucket_is_found_by_anonymous_requests(minio, bucket, actions
     (finding,) = [one for one in found if one.check == "store-anonymous"]
     assert finding.refuses
     assert f"one may {said} objects there" in finding.what
+    assert "mc anonymous set none" in finding.fix
+    assert names(minio, bucket) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "public", "said"),
+    [
+        (
+            "PutObject",
+            "farm/*/tuner.pkl",
+            "*/search/tuner.pkl, write */team/search/tuner.pkl",
+        ),
+        (
+            "PutObject",
+            "farm/*/journal/*",
+            "*/search/journal/other, write */search/journal/000",
+        ),
+        ("PutObject", "farm/*/checkpoint_*", "write */search/trial/checkpoint_000000/file"),
+        ("PutObject", "farm/*/result.json", "write */search/trial/result.json"),
+        ("PutObject", "farm/blobs/*", "write blobs/*"),
+        ("GetObject", "farm/blobs/*", "read blobs/*"),
+        ("GetObject", "farm/*/checkpoint_*", "read */search/trial/checkpoint_000000/file"),
+        ("DeleteObject", "farm/*/journal/*", "remove */search/journal/other"),
+    ],
+)
+def test_anonymous_requests_find_a_bucket_of_which_a_part_is_public(
+    minio, bucket, action, public, said
+):
+    roles = make_roles(minio, bucket)
+    publish(minio, bucket, action, names=public)
+    found = wrong(minio.address(bucket, "farm"), roles["scheduler"])
+    (finding,) = [one for one in found if one.check == "store-anonymous"]
+    assert finding.refuses
+    assert said in finding.what
     assert "mc anonymous set none" in finding.fix
     assert names(minio, bucket) == []
 

@@ -2,8 +2,9 @@
 
 The probes are requests without keys, with well-known keys, and with forged signatures.
 
-They are harmless: the objects that they write are called ``.tunemq-probe-...``, below the farm's
-prefix, and are removed. They do not read, change or remove any other object of the farm.
+They are harmless: the objects that they write are below the farm's prefix, with
+``.tunemq-probe-...`` in their names, and are removed. They do not read, change or remove any other
+object of the farm.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from urllib.parse import urlencode, urlsplit
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.forged_signatures import forgeries
 from tunemq_scheduler.security.start_up_findings import refuse
+from tunemq_scheduler.security.store_role_probes import SCHEDULERS_OWN
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.code.blob_folder import BLOBS
 from tunemq_shared.objects.object_client import StoreRequestDenied
 from tunemq_shared.objects.remote_object_store import PROBE, PROBE_ANSWER_S
 from tunemq_shared.objects.s3_address import (
@@ -51,6 +54,18 @@ _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
 #: Error codes with HTTP status 400 of servers such as rclone to an unsigned request.
 _LACKS_SIGNATURE: Final = frozenset(
     {"UnsupportedAlgorithm", "MissingFields", "MissingSecurityHeader"}
+)
+#: Objects of a farm, one of each kind, and further ones that strangers must not write: a bucket's
+#: policy may open only some to them. {probe}: the name of a probe.
+_PARTS: Final = (
+    "{probe}/search/journal/other",
+    "{probe}/search/tuner.pkl",
+    "{probe}/search/trial/result.json",
+    "{probe}/search/trial/checkpoint_000000/file",
+    f"{BLOBS}/{{probe}}",
+)
+_FURTHER_PARTS: Final = tuple(
+    part for own in SCHEDULERS_OWN if (part := f"{{probe}}/{own}") not in _PARTS
 )
 _SYNCHRONISE: Final = "set both clocks by NTP, as `timedatectl set-ntp true` does."
 _ROLES: Final = (
@@ -288,10 +303,14 @@ class _S3Probe:
             answers["read"] = self._ask("GET", name)
             answers["remove"] = self._ask("DELETE", name)
         place = self._address.place
-        if may := [verb for verb, answer in answers.items() if answer.is_done]:
+        may = " and ".join(verb for verb, answer in answers.items() if answer.is_done)
+        if all(answer.is_rejected for answer in answers.values()):
+            answers = self._ask_for_parts(is_there=is_there)
+            may = ", ".join(verb for verb, answer in answers.items() if answer.is_done)
+        if may:
             return problem(
                 "store-anonymous",
-                f"{place} is public: without any keys one may {' and '.join(may)} objects there.",
+                f"{place} is public: without any keys one may {may} objects there.",
                 "make the bucket private, as `mc anonymous set none "
                 f"ALIAS/{self._address.bucket}` does.",
                 refuses=True,
@@ -308,6 +327,23 @@ class _S3Probe:
             )
         untried = "" if is_there else "; reading was not tried: our own keys may not write there"
         return ok("store-anonymous", f"Without keys one gets nowhere in {place}{untried}.")
+
+    def _ask_for_parts(self, *, is_there: bool) -> dict[str, _ProbeAnswer]:
+        """Ask for parts of a farm without keys; returns answers up to the first unclear one.
+
+        Args:
+            is_there: Our keys may write.
+        """
+        probe, answers = f"{PROBE}{secrets.token_hex(6)}", dict[str, _ProbeAnswer]()
+        for part in (*_PARTS, *_FURTHER_PARTS):
+            name = self._key(part.format(probe=probe))
+            written = answers[f"write {part.format(probe='*')}"] = self._put(name)
+            if part in _PARTS and (written.is_done or (is_there and self._put_ours(name))):
+                answers[f"read {part.format(probe='*')}"] = self._ask("GET", name)
+                answers[f"remove {part.format(probe='*')}"] = self._ask("DELETE", name)
+            if not all(one.is_done or one.is_rejected for one in answers.values()):
+                break
+        return answers
 
     def _unsigned_trailer(self) -> Finding:
         """Check whether the server accepts uploads with forged signatures."""
@@ -379,8 +415,10 @@ class _S3Probe:
 
     def _name(self) -> str:
         """Make the key of a new probe."""
-        prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-        return f"{prefix}{PROBE}{secrets.token_hex(6)}"
+        return self._key(f"{PROBE}{secrets.token_hex(6)}")
+
+    def _key(self, name: str) -> str:
+        return f"{self._address.prefix}/{name}" if self._address.prefix else name
 
     def _target(self, name: str, query: str = "") -> str:
         path = urlsplit(self._client.url(name)).path

@@ -34,7 +34,7 @@ _ROLE_S: Final = 15.0
 _CHECK: Final = "store-access"
 #: Objects that only the scheduler may write, and that it trusts: a search's journal, under names
 #: of each length, its Tuner, of a search at any depth, and the results of its trials.
-_SCHEDULERS_OWN: Final = (
+SCHEDULERS_OWN: Final = (
     "search/journal/000001/ready",
     "search/journal/0000009/ready",
     "search/journal/1000000/ready",
@@ -225,7 +225,7 @@ class _ProbedPrefix:
     def _forged(self, keys: StoreKeys, client: S3Client, cancel: CancelToken) -> list[Finding]:
         """Report the scheduler's objects that such keys may write."""
         search, taken = _probe(), []
-        for own in _SCHEDULERS_OWN:
+        for own in SCHEDULERS_OWN:
             name = f"{self._prefix}{search}/{own}"
             with suppress(StoreRequestDenied):
                 _asked(partial(client.put, name, _CONTENT, "it cannot be written"), cancel)
