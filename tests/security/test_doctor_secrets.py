@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tests.support.other_users import NOBODY
 from tunemq_scheduler.security.doctor import process_argument_checks
+from tunemq_scheduler.security.doctor.key_checks import PrivateFile, check_private_files
 from tunemq_scheduler.security.doctor.process_argument_checks import (
     KnownSecrets,
     ListedProcess,
     check_arguments,
     running_processes,
 )
-from tunemq_scheduler.security.findings import FindingLevel
+from tunemq_scheduler.security.findings import Finding, FindingLevel
 from tunemq_shared.broker.redis_address import parse_address
 
 __all__ = ["farm"]
@@ -118,6 +120,50 @@ def test_a_key_of_the_store_in_an_argument_is_found(farm: ExaminedFarm):
         finding = farm.has_only("keys-in-arguments", "AWS_SECRET_ACCESS_KEY")
         assert f"process {process.pid}" in finding.what
         assert secret not in finding.what
+
+
+@pytest.mark.parametrize("why", ["owner", "mode"])
+def test_key_file_below_a_folder_of_others_is_found(tmp_path: Path, why: str):
+    above = tmp_path / "above"
+    file = above / "keys" / "scheduler.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    file.chmod(0o600)
+    file.parent.chmod(0o700)
+    link = tmp_path / "link.toml"
+    link.symlink_to(file)
+    assert _key_files(file).level is FindingLevel.OK
+    if why == "mode":
+        above.chmod(0o777)
+        fix = f"chmod go-w {above}"
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give folders away")
+        os.chown(above, NOBODY, NOBODY)
+        fix = f"chown {os.geteuid()} {above}"
+    for path in (file, link):
+        finding = _key_files(path)
+        assert finding.level is FindingLevel.PROBLEM
+        assert f"others may replace it: {above} " in finding.what
+        assert finding.fix == fix
+    above.chmod(0o1777)  # as /tmp
+    assert (_key_files(file).level is FindingLevel.OK) == (why == "mode")
+
+
+def test_key_file_by_a_link_in_a_folder_of_others_is_found(tmp_path: Path):
+    file, place = tmp_path / "scheduler.toml", tmp_path / "place"
+    file.write_text("")
+    file.chmod(0o600)
+    place.mkdir()
+    (place / "link.toml").symlink_to("../scheduler.toml")
+    assert _key_files(place / "link.toml").level is FindingLevel.OK
+    place.chmod(0o777)
+    assert _key_files(place / "link.toml").fix == f"chmod go-w {place}"
+
+
+def _key_files(path: Path) -> Finding:
+    (finding,) = check_private_files([PrivateFile(path, "the farm's key file")])
+    return finding
 
 
 # --- which arguments ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.system.folder_rights import lets_others_replace
 from tunemq_workers.system.trial_user import UserAccount
 
 #: `os.open` follows no link with these: `make_folder` decides which ones it follows.
@@ -88,7 +89,7 @@ def _find_or_make(
 def _check_folder(status: os.stat_result, path: str, option: str) -> None:
     """Reject a folder in which another user may replace the folders of others."""
     _check_owner(status, f"{path} belongs to", option)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+    if lets_others_replace(status):
         mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(
             f"others may write to {path}, who could make root write elsewhere by links there. Its"

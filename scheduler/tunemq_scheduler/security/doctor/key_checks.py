@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.broker.redis_address import RedisAddress
 from tunemq_shared.signing.key_files import KEYS_VARIABLE, KeyFile, check_private, read_key_file
+from tunemq_shared.system.folder_rights import lets_others_replace
+
+#: As many as the kernel follows.
+_MOST_LINKS: Final = 40
 
 
 class PrivateFile(NamedTuple):
@@ -151,8 +156,7 @@ def _wrong_with(file: PrivateFile) -> Iterator[tuple[str, str]]:
     path, named = file.path, f"{file.what}, {file.path},"
     try:
         about = path.stat()
-        place = path.resolve().parent
-        folder = place.stat()
+        places = dict(_places_on_the_way(path))
     except OSError as error:
         yield f"{named} cannot be looked at: {error.strerror}", f"ls -l {path}"
         return
@@ -165,6 +169,39 @@ def _wrong_with(file: PrivateFile) -> Iterator[tuple[str, str]]:
         yield f"{named} can be read or changed by others: its mode is {mode:04o}", fix
     if about.st_uid not in {0, os.geteuid()}:
         yield f"{named} belongs to user {about.st_uid}", f"chown {os.geteuid()} {path}"
-    is_for_all = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if is_for_all and not folder.st_mode & stat.S_ISVTX:
-        yield f"{named} is in a folder in which others may replace it", f"chmod go-w {place}"
+    # In a user namespace without root, / and all that root has on it belong to another number.
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}
+    for place, status in places.items():
+        if status.st_uid not in trusted:
+            why = f"{place} belongs to user {status.st_uid}"
+            fix = f"chown {'-h ' * stat.S_ISLNK(status.st_mode)}{os.geteuid()} {place}"
+        elif stat.S_ISDIR(status.st_mode) and lets_others_replace(status):
+            why = f"{place} has mode {stat.S_IMODE(status.st_mode):04o}"
+            fix = f"chmod go-w {place}"
+        else:
+            continue
+        yield f"{named} is in a place where others may replace it: {why}", fix
+
+
+def _places_on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Iterate over all folders and links through which a path leads to a file.
+
+    Raises:
+        OSError: One of them cannot be looked at.
+    """
+    here, names = Path("/"), list(path.absolute().parts[1:])
+    links = 0
+    yield here, here.stat()
+    while names:
+        above, here = here, here.parent if names[0] == ".." else here / names[0]
+        del names[0]
+        status = here.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            yield here, status
+            target = above / os.readlink(here)
+            here, names = Path("/"), [*target.parts[1:], *names]
+        elif stat.S_ISDIR(status.st_mode):
+            yield here, status
