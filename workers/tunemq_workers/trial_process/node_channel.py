@@ -100,7 +100,7 @@ class NodeChannel(TrialChannel):
         self._send(frames.frame(frames.SAVING, bytes([is_saving])))
 
     def waits(self, *, is_waiting: bool) -> None:
-        """Tell the node that a save waits for the store, or continues: a stop waits for no store."""
+        """Tell the node that a save waits for the store, or continues; a stop does not wait."""
         if self._is_saving:
             self._send(frames.frame(frames.SAVING, bytes([not is_waiting])))
 
