@@ -1,4 +1,4 @@
-"""`TreeWatch`: polls the memory and the number of processes of trials, in a thread."""
+"""`TreeWatch`: polls the memory and the number of processes of trials, in threads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ _BUSY: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
-class _WatchedTree(msgspec.Struct):
+class _WatchedTree(msgspec.Struct, eq=False):
     process: str
     pid: int
     limits: TrialLimitSpec
     due: float
+    has_thread: bool = False
+    left: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 class TreeWatch:
     """Reports once for each process tree that it exceeds its limit of memory or processes.
 
-    It has its own thread because the kernel may block reads about a process.
+    Each tree has its own thread: the kernel may block reads about a process, and a trial can cause
+    that (with a page of memory from a file system that does not answer).
 
     Args:
         post: makes the node's loop call a function.
@@ -54,28 +57,38 @@ class TreeWatch:
         self.on_exceeded: Callable[[str, str, str], object] = do_nothing
         self._post, self._held_at_kill = post, held_at_kill
         self._process_trees: dict[str, _WatchedTree] = {}
-        self._changed = threading.Condition()
-        self._has_thread = False
+        self._lock = threading.Lock()
 
     def watch(self, process: str, pid: int, limits: TrialLimitSpec) -> None:
         """Start to look at the process tree of the trial process ``pid``."""
-        with self._changed:
-            self._process_trees[process] = _WatchedTree(
-                process, pid, limits, time.monotonic() + _PERIODS_S[0]
+        tree = _WatchedTree(process, pid, limits, time.monotonic() + _PERIODS_S[0])
+        with self._lock:
+            self._process_trees[process] = tree
+            without_thread = [one for one in self._process_trees.values() if not one.has_thread]
+        for tree in without_thread:
+            thread = threading.Thread(
+                target=self._run, args=(tree,), name="tree watch", daemon=True
             )
-            self._changed.notify()
-        if not self._has_thread:
             try:
-                threading.Thread(target=self._run, name="tree watch", daemon=True).start()
+                thread.start()
             except RuntimeError as problem:  # a trial may have used up a container's processes
                 _log.warning("limits.no_thread problem=%r", str(problem))  # the next trial retries
                 return
-            self._has_thread = True
+            tree.has_thread = True
 
     def leave(self, process: str) -> None:
         """Stop looking at a process tree; does nothing if it is not watched."""
-        with self._changed:
-            self._process_trees.pop(process, None)
+        with self._lock:
+            tree = self._process_trees.pop(process, None)
+        if tree is not None:
+            tree.left.set()
+
+    def late_look(self, process: str) -> float | None:
+        """Return when a look that has not ended was due; None if none is late."""
+        with self._lock:
+            tree = self._process_trees.get(process)
+        is_late = tree is not None and tree.has_thread and tree.due < time.monotonic()
+        return tree.due if tree is not None and is_late else None
 
     def why_killed(self, process: str, limits: TrialLimitSpec) -> str:
         """Return the error of a trial with a process that the kernel killed at its limit; else "".
@@ -85,16 +98,8 @@ class TreeWatch:
         held = self._held_at_kill(process) if limits.memory else 0
         return _memory_error(f"needed more than {show_bytes(held)}", limits) if held else ""
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._process_trees:
-                    self._changed.wait()
-                tree = min(self._process_trees.values(), key=lambda tree: tree.due)
-                pause_s = tree.due - time.monotonic()
-                if pause_s > 0:
-                    self._changed.wait(pause_s)
-                    continue
+    def _run(self, tree: _WatchedTree) -> None:
+        while not tree.left.wait(max(0.0, tree.due - time.monotonic())):
             self._look(tree)
 
     def _look(self, tree: _WatchedTree) -> None:
@@ -122,7 +127,8 @@ class TreeWatch:
         tree.due = now + max(_PERIODS_S[0], could_last_s, (now - began) / _BUSY)
 
     def _exceeded(self, tree: _WatchedTree, kind: str, error: str) -> None:
-        with self._changed:
+        tree.left.set()
+        with self._lock:
             if self._process_trees.get(tree.process) is tree:
                 del self._process_trees[tree.process]
                 self._post(lambda: self.on_exceeded(tree.process, kind, error))

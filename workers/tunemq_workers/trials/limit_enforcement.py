@@ -27,6 +27,9 @@ from tunemq_workers.runtime.trial_process_state import TrialProcess
 #: interval.
 _READINGS: Final = 20
 _PERIODS_S: Final = (0.02, 1.0)
+#: A look at a trial's processes that takes between this and twice as long ends the trial: it may
+#: block such looks, and its memory would have no limit.
+LOOK_S: Final = 300.0
 #: How long a trial process gets to write the stacks of its threads.
 DUMP_S: Final = 0.5
 
@@ -168,6 +171,8 @@ class LimitEnforcer:
         if limits.memory or limits.processes:
             self._held[process.name] = process
             self._process_trees.watch(process.name, process.pid, limits)
+        if limits.memory:
+            self._check_look(process)
 
     def heard(self, name: str, kind: int, payload: bytes) -> None:
         """Note a frame of a trial process that is not a plain event."""
@@ -256,6 +261,21 @@ class LimitEnforcer:
     def _stacks_are_written(self, clock: _Clock) -> None:
         if self._clocks.get(clock.process.name) is clock:
             self.leave(clock.process)
+
+    def _check_look(self, process: TrialProcess, late_before: float | None = None) -> None:
+        if self._held.get(process.name) is not process:
+            return
+        late = self._process_trees.late_look(process.name)
+        # At two checks: after a stop of the whole machine each look is late once.
+        if late is None or late != late_before:
+            self._timers.after(LOOK_S, partial(self._check_look, process, late))
+            return
+        error = (
+            f"the node could not measure the memory of the trial's processes for {LOOK_S:g} s, "
+            "because the kernel waits for one of them (as for a file that does not arrive), and so "
+            "could not enforce its limit (TrialLimits(memory=...))."
+        )
+        self._has_too_much(process.name, "memory", error)
 
     def _has_too_much(self, name: str, kind: str, error: str) -> None:
         process = self._held.get(name)

@@ -13,7 +13,7 @@ from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, SaveAnsw
 from tunemq_workers.checkpoints.checkpoint_messages import encode as encode_answer
 from tunemq_workers.runtime import frames
 from tunemq_workers.runtime.trial_process_state import TrialProcess
-from tunemq_workers.trials.limit_enforcement import DUMP_S, LimitEnforcer
+from tunemq_workers.trials.limit_enforcement import DUMP_S, LOOK_S, LimitEnforcer
 
 #: Between a limit and its notice lie at most three readings and the stack dump.
 LATE_S = 3 * 0.05 + DUMP_S + 0.05
@@ -24,13 +24,16 @@ class FakeProcessTrees:
 
     def __init__(self):
         self.on_exceeded = None
-        self.watched, self.killed = {}, {}
+        self.watched, self.killed, self.late = {}, {}, {}
 
     def watch(self, process, pid, limits):
         self.watched[process] = (pid, limits)
 
     def leave(self, process):
         self.watched.pop(process, None)
+
+    def late_look(self, process):
+        return self.late.get(process)
 
     def why_killed(self, process, limits):
         return self.killed.get(process, "")
@@ -309,3 +312,17 @@ def test_process_tree_that_uses_too_much_memory_is_ended_once_and_at_once(world)
     assert world.exceeded == [("h1", ("memory", "it held too much", True))]
     assert not world.process_trees.watched
     assert not world.dumped
+
+
+def test_process_tree_that_blocks_the_look_at_its_memory_is_ended_and_others_are_not(world):
+    for name in ("blocks", "slow", "quick"):
+        world.process(name, memory=1000)
+    world.process_trees.late = {"blocks": 1.0, "slow": 1.0}
+    world.run(1.5 * LOOK_S)
+    world.process_trees.late["slow"] = 2.0  # another look
+    world.run(LOOK_S)
+    assert [name for name, _ in world.exceeded] == ["blocks"]
+    ((_, excess),) = world.exceeded
+    assert (excess.kind, excess.is_urgent) == ("memory", True)
+    assert "could not measure the memory of the trial's processes for 300 s" in excess.error
+    assert set(world.process_trees.watched) == {"slow", "quick"}
