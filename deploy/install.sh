@@ -346,6 +346,7 @@ put_configuration() {
     target=$etc
     if ! grep -qsx "$role" $etc/.role; then
         target=$etc/$role
+        check_own_environment
         install -d -m 0755 "$target"
     fi
     if [ -z "$config" ] && [ "$role" != store ] && [ ! -e $etc/environment ]; then
@@ -367,6 +368,14 @@ put_configuration() {
         fi
         if put "$source" "$target/$name" $mode "$owner" "$marker"; then say "wrote $target/$name"; fi
     done
+}
+
+# The units of earlier versions also read the first role's file. A store needs none for its defaults.
+check_own_environment() {
+    if [ -n "$config" ] || [ -e "$target/environment" ]; then return 0; fi
+    [ "$role" != store ] || grep -qs '^TUNEMQ_STORE_' $etc/environment || return 0
+    fail "the $role needs $target/environment, because it does not read $etc/environment, which is \
+another role's: pass --config FOLDER"
 }
 
 put_programs() {
@@ -392,7 +401,12 @@ has_own_link() {
 
 put_unit() { # FILE FOLDER
     mkdir -p "$2"
-    if put "$here/systemd/$1" "$2/$1" 0644 root:root "$restart_marker"; then say "wrote $2/$1"; fi
+    unit_file=$here/systemd/$1
+    if [ "$target" != $etc ]; then # this role reads only its own folder
+        unit_file=$stage/$1
+        sed '\|^EnvironmentFile=-/etc/tunemq/environment$|d' "$here/systemd/$1" > "$unit_file"
+    fi
+    if put "$unit_file" "$2/$1" 0644 root:root "$restart_marker"; then say "wrote $2/$1"; fi
 }
 
 put_units() {
@@ -428,7 +442,7 @@ make_folders() {
     esac
 }
 
-# Prints the unit's ExecStart= for a shell, with its PATH and the options of the environment files.
+# Prints the unit's ExecStart= for a shell, with its PATH and the options of the role's environment.
 command_line() {
     variables=$(sed -n 's|^Environment=PATH=|PATH=|p' "$units/tunemq-$role.service")
     [ "$target" = $etc ] || variables="$variables TUNEMQ_CONFIG=$target"
@@ -439,8 +453,8 @@ command_line() {
         case $word in
             '$TRIALS_AS') [ "$trials_as" = worker ] || printf ' --trial-user %s' "$trials_as" ;;
             '$'*)
-                for option in $(cat $etc/environment "$target/environment" 2> /dev/null |
-                    sed -n "s|^${word#?}=||p" | tail -n 1); do
+                for option in $(sed -n "s|^${word#?}=||p" "$target/environment" 2> /dev/null |
+                    tail -n 1); do
                     printf ' %s' "$(quoted "$option")"
                 done
                 ;;

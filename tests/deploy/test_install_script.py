@@ -244,6 +244,63 @@ def test_keys_kept_by_an_uninstall_are_not_writable_for_another_role(installer):
     assert stat.S_IMODE((installer.etc / "keys.toml").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("scheduler", "worker"), ("worker", "scheduler"), ("worker", "store")]
+)
+def test_second_role_of_a_machine_reads_only_its_own_environment(
+    installer: Installer, first: str, second: str
+):
+    installer.install(first)
+    (unit,) = installer.units.glob(f"tunemq-{first}.service")
+    shipped = unit.read_text()
+    # As earlier versions of the script wrote it.
+    late = installer.units / f"tunemq-{second}.service"
+    shutil.copy(SCRIPT.parent / "systemd" / late.name, late)
+    (installer.folder / "running").write_text(f"{late.name}\n")
+    said = installer.install(second)
+    assert f"systemctl stop {late.name}\n" in said
+    for path in installer.units.glob(f"tunemq-{second}*.service"):
+        files = re.findall("^EnvironmentFile=-(.*)$", path.read_text(), re.MULTILINE)
+        assert files[0] == f"/etc/tunemq/{second}/environment"
+        assert "/etc/tunemq/environment" not in files
+    assert "is up to date" in installer.install(second)
+    assert "is up to date" in installer.install(first)
+    assert unit.read_text() == shipped
+    assert "EnvironmentFile=-/etc/tunemq/environment" in shipped
+
+
+def test_second_role_without_an_environment_is_refused_before_services_stop(installer: Installer):
+    installer.install("scheduler")
+    (installer.folder / "running").write_text("tunemq-worker.service\n")
+    (installer.folder / "is_new").write_text("yes")
+    line = "make_users() { :; }; install_role"
+    said = installer.sh(f"read_arguments worker; {line}", code=1)
+    assert f"it does not read {installer.etc}/environment, which is another role's" in said
+    assert "systemctl stop" not in said
+    installer.sh(f"read_arguments store; {line}")
+    with (installer.etc / "environment").open("a") as file:
+        file.write("TUNEMQ_STORE_OPTIONS=--listen 192.0.2.1:7380\n")
+    said = installer.sh(f"read_arguments store; {line}", code=1)
+    assert f"the store needs {installer.etc}/store/environment" in said
+
+
+def test_printed_command_of_a_second_role_has_only_its_own_options(installer: Installer):
+    (installer.folder / "config-worker").mkdir()
+    installer.install("scheduler")
+    (installer.etc / "environment").write_text("TUNEMQ_WORKER_OPTIONS=--cpus 16\n")
+    config = installer.folder / "config-worker"
+    (config / "environment").write_text("A=b\n")
+    said = installer.sh(
+        f"""
+        has_systemd() {{ false; }}
+        read_arguments worker --config {config}
+        make_users() {{ :; }}; make_folders() {{ :; }}; install_role
+        """
+    )
+    assert f"TUNEMQ_CONFIG={installer.etc}/worker " in said
+    assert "--cpus" not in said
+
+
 def test_uninstall_removes_no_files_of_others(installer):
     installer.install("worker")
     theirs = installer.units / "tunemq-backup.service"
