@@ -82,7 +82,7 @@ def test_s12_store_server_asks_for_keys_on_every_address(tmp_path: Path):
         connection.request("GET", "/")
         assert connection.getresponse().status == 400
         connection.close()
-        assert "There is no TLS" in server.said()
+        assert "The store has no TLS" in server.said()
 
 
 def test_s12_traffic_over_tls_is_not_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
