@@ -505,7 +505,7 @@ class RunningExperiments:
             self._finish(one, one.ends_for, one.because)
         elif process_exit.outcome is ExperimentOutcome.MUST_WAIT:
             self._wait_for_farm(one, process_exit.text)
-        elif one.incomplete_node:
+        elif one.incomplete_node and one.name in self._streams.keys:
             self._restart_from_checkpoints(one)
         else:
             self._try_again(one, process_exit)

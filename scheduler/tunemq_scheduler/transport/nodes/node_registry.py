@@ -204,12 +204,8 @@ class NodeRegistry:
             if not node.is_heard and last <= cursor.acknowledged_up_to:
                 return instance_id, last  # old, so no sign of life
             if channel.is_gap(cursor, header.first):
-                if channel.has_gap:
-                    pass  # all events are sent again
-                elif channel.can_restart:
-                    channel.incomplete_node = node.about.node
-                else:
-                    self.lose(instance_id, "it does not have all of its events", is_dead=True)
+                if not channel.has_gap:  # else all events are sent again
+                    self._lacks_events(channel, node.about)
                 return NOBODYS
         self._hear(node, header.confirmed)
         cursor = channel.cursors[instance_id]
@@ -217,6 +213,13 @@ class NodeRegistry:
         read = m.BatchRead(instance_id, header.first, last, entry_id.decode())
         channel.read_events.append(EventBatch(read, payload))
         return instance_id, last
+
+    def _lacks_events(self, channel: ExperimentChannel, about: m.NodeJoined) -> None:
+        """Handle a node that has deleted events which this channel lacks."""
+        if channel.can_restart:
+            channel.incomplete_node = about.node
+        else:
+            self.lose(about.instance_id, "it does not have all of its events", is_dead=True)
 
     def lease_keys(self) -> list[str]:
         """Return the keys whose values `read_leases` takes, in order."""
