@@ -222,6 +222,28 @@ of the user $(stat -c %U "$lock"), uses it; stop it (kill $holder) and run this 
     done
 }
 
+# Prints the processes of services that run from $prefix. Without systemd this script cannot stop them.
+unmanaged() {
+    for folder in /proc/[0-9]*; do
+        case $(stat -c %U "$folder" 2> /dev/null) in
+            root | tunemq | tunemq-trials) ;;
+            *) continue ;; # users' commands
+        esac
+        if tr '\0' '\n' 2> /dev/null < "$folder/cmdline" | head -n 1 | grep -q "^$prefix/bin/"; then
+            echo "${folder#/proc/}"
+        fi
+    done
+}
+
+# New files below a running process make its later children fail.
+check_unmanaged() {
+    if has_systemd || [ -z "$is_new" ]; then return 0; fi
+    processes=$(unmanaged)
+    [ -z "$processes" ] ||
+        fail "cannot upgrade $prefix while its processes run:" $processes"; no service runs them: \
+stop the worker, scheduler or store that started them, and run this again"
+}
+
 # Whether this script is in TuneMQ's checkout, and not in a folder that other users can write to.
 is_checkout() {
     [ "${here##*/}" = deploy ] && grep -qsx 'name = "tunemq"' "$here/../pyproject.toml" || return 1
@@ -231,12 +253,17 @@ is_checkout() {
 
 # Prints the path of the interpreter itself, without links and virtual environments.
 interpreter_of() { # PYTHON
-    "$1" -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))'
+    "$1" -I -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))'
+}
+
+# In a new session, as other processes of that user could type into root's terminal.
+as_user() { # SETPRIV-OPTION... COMMAND...
+    setsid --fork --wait setpriv "$@"
 }
 
 # setpriv executes its command with root's rights, so it starts a shell, which no longer has them.
 others_can_run() { # PYTHON
-    setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '"$1" -c ""' sh "$1" 2> /dev/null
+    as_user --reuid 65534 --regid 65534 --clear-groups sh -c '"$1" -I -c ""' sh "$1" 2> /dev/null
 }
 
 # Fetches all wheels into $wheel_folder before any service is stopped.
@@ -245,8 +272,11 @@ fetch() {
     given_python=$python
     python=${python:-python3}
     command -v "$python" > /dev/null || [ -z "$given_python" ] || fail "--python $python not found"
+    [ ! -e $prefix/bin/python ] || [ -e $prefix/.pip-cache ] || [ -e $hash_file ] ||
+        fail "$prefix has a Python that this script did not install: move it, because \
+\`install.sh uninstall\` would remove it"
     # The else branch also renews an environment whose Python an upgrade of the system removed.
-    if $prefix/bin/python -c 'import pip' 2> /dev/null; then
+    if $prefix/bin/python -I -c 'import pip' 2> /dev/null; then
         [ -z "$given_python" ] ||
             [ "$(interpreter_of "$python")" = "$(interpreter_of $prefix/bin/python)" ] ||
             fail "--python: $prefix uses $(interpreter_of $prefix/bin/python): $reinstall"
@@ -256,11 +286,12 @@ fetch() {
         others_can_run "$(interpreter_of "$python")" ||
             fail "only root can run $(interpreter_of "$python"), but services have other users: \
 pass another --python"
-        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
             fail "$python is older than 3.11: pass another --python"
-        "$python" -c 'import ensurepip, venv' || fail "$python has no venv: install python3-venv"
+        "$python" -I -c 'import ensurepip, venv' || fail "$python has no venv: install python3-venv"
         say "creating $prefix with $($python --version)"
-        "$python" -m venv $prefix
+        mkdir -p $prefix/.pip-cache # marks it as this script's
+        "$python" -I -m venv $prefix
     fi
     others_can_run $prefix/bin/python ||
         fail "only root can run $(interpreter_of $prefix/bin/python), which $prefix uses: $reinstall"
@@ -269,6 +300,7 @@ pass another --python"
     stage=$(mktemp -d /var/tmp/tunemq-install.XXXXXX)
     trap clean_up EXIT
     trap 'exit 1' HUP INT TERM
+    trap 'exec >/dev/null 2>&1; exit 1' PIPE  # its reader is gone, as after a lost connection
     constraints=''
     [ -n "$wheels" ] || ! is_checkout || constraints=$here/../constraints.txt
     set -- ${constraints:+--constraint "$constraints"} ${requirements:+--requirement "$requirements"}
@@ -312,7 +344,7 @@ pass another --python"
         # pip skips a new build of the installed version.
         grep -q '^Would install.* tunemq-' "$stage/plan" ||
             $prefix/bin/pip --quiet install --no-index --no-deps --force-reinstall "$wheel"
-        $prefix/bin/python -m compileall -q $prefix/lib > /dev/null 2>&1 || true
+        $prefix/bin/python -I -m compileall -q $prefix/lib > /dev/null 2>&1 || true
         echo "$hash" > $hash_file
         say "installed $($prefix/bin/pip list --format=freeze | grep '^tunemq=')" \
             "and its dependencies"
@@ -333,9 +365,13 @@ put_submitter_files() {
     target=$home/.config/tunemq
     for file in "$config"/*; do
         [ -f "$file" ] || continue
-        sed "s|$etc/|$target/|g" "$file" | setpriv --reuid "$user" --regid "$(id -g "$user")" \
-            --init-groups sh -euc 'umask 077; mkdir -p "${1%/*}"; cat > "$1.new"; mv -f "$1.new" "$1"' \
-            sh "$target/${file##*/}"
+        sed "s|$etc/|$target/|g" "$file" | as_user --reuid "$user" --regid "$(id -g "$user")" \
+            --init-groups sh -euc '
+                umask 077
+                mkdir -p "${1%/*}"
+                new=$(mktemp "$1.XXXXXX")
+                cat > "$new"
+                mv -f "$new" "$1"' sh "$target/${file##*/}"
         say "wrote $target/${file##*/}"
     done
 }
@@ -575,6 +611,7 @@ install_role() {
     [ -n "$start" ] || [ -z "$is_new" ] || [ -z "$running_units" ] ||
         fail "cannot upgrade running services with --no-start: omit it, or first: systemctl stop" \
             $running_units
+    check_unmanaged
     if [ "$role" = submitter ]; then put_submitter_files; else put_configuration; put_units; fi
     put_programs
     if [ -n "$is_new" ]; then
@@ -598,6 +635,22 @@ stop() { # UNIT...
 }
 
 # --- removal --------------------------------------------------------------------------------------
+
+# Of a folder that is a mount point only the content can be removed; the next folders follow.
+remove_folders() { # FOLDER...
+    for folder in "$@"; do rm -rf "$folder" || say "left $folder"; done
+}
+
+# Without --purge, files of trials stay: the home of --same-user, and what did not reach the store.
+# find follows no links, which trials may have put there.
+remove_cache() {
+    if [ -n "$purge" ]; then remove_folders $cache && return; fi
+    [ -d $cache ] || return 0
+    rmdir $cache/home 2> /dev/null || true
+    find -P $cache -mindepth 1 ! -path $cache/home ! -path "$cache/home/*" \
+        ! -path "$cache/*/trials/unsent-*" -delete 2> /dev/null || true
+    rmdir $cache 2> /dev/null || true
+}
 
 uninstall() {
     services=$(running)
@@ -623,16 +676,19 @@ stop it, as by \"kill $holder\", and run this again"
     rm -f $programs/tunemq-farm
     # Only this script's files: administrators may have others there.
     rm -rf $prefix/bin $prefix/include $prefix/lib $prefix/lib64 $prefix/share $prefix/pyvenv.cfg \
-        $prefix/.pip-cache $hash_file $prefix/.restart-due-* $cache
+        $prefix/.pip-cache $hash_file $prefix/.restart-due-*
+    remove_cache
     rmdir $prefix 2> /dev/null || [ ! -e $prefix ] || say "left $prefix, which has other files"
     if [ -z "$purge" ]; then
         say "removed TuneMQ. --purge also removes $etc, $state, $store, $trials, users, and" \
             "the options of workers (--gpu, --same-user) in $units"
+        [ ! -e $cache ] || say "left $cache, which has files of trials: the home of those of" \
+            "--same-user, or what did not reach the store; --purge removes them"
         [ -z "$instances" ] || say "if you install TuneMQ again, enable these again:" $instances
         return
     fi
     created_users=$(cat $etc/.made-users 2> /dev/null || true) # not those that existed before
-    rm -rf $etc $state $store $trials
+    remove_folders $etc $state $store $trials
     for name in $created_users; do
         if getent passwd "$name" > /dev/null; then userdel "$name" || say "left the user $name"; fi
         if getent group "$name" > /dev/null; then groupdel "$name" || true; fi

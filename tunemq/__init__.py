@@ -97,7 +97,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
-#: Ray Tune's submodules that exist here, too: ``tune.schedulers`` works after ``import tunemq``.
+#: Submodules, loaded on first use: Ray Tune's names, and `testing`.
 _SUBMODULES: Final = frozenset(
     {
         "callback",
@@ -109,6 +109,7 @@ _SUBMODULES: Final = frozenset(
         "search",
         "stopper",
         "syncer",
+        "testing",
         "trainable",
     }
 )

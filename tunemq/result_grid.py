@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_scheduler.results.result_grid import ResultGrid
 
-__all__ = ["ResultGrid"]
+__all__ = ["ResultGrid", "TrialDecision"]

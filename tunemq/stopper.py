@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from tunemq_scheduler.stopping.budget import (
+    CostStopper,
+    GPUHoursStopper,
+    MaximumTrialsStopper,
+    TargetStopper,
+)
+from tunemq_scheduler.stopping.plateau import ExperimentPlateauStopper, TrialPlateauStopper
 from tunemq_scheduler.stopping.stopper import (
     CombinedStopper,
     FunctionStopper,
@@ -13,9 +20,15 @@ from tunemq_scheduler.stopping.stopper import (
 
 __all__ = [
     "CombinedStopper",
+    "CostStopper",
+    "ExperimentPlateauStopper",
     "FunctionStopper",
+    "GPUHoursStopper",
     "MaximumIterationStopper",
+    "MaximumTrialsStopper",
     "NoopStopper",
     "Stopper",
+    "TargetStopper",
     "TimeoutStopper",
+    "TrialPlateauStopper",
 ]

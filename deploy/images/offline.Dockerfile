@@ -30,7 +30,7 @@ ARG PACKAGES=""
 RUN --mount=type=bind,source=deploy/images,target=/mnt \
     --mount=type=cache,target=/var/cache/pip \
     sh /mnt/steps/pip.sh wheel --wheel-dir /wheels \
-    ".[examples,gpu,metrics,optuna,pandas,store]" "hatchling>=1.26" ${PACKAGES}
+    ".[examples,gpu,metrics,optuna,pandas,pb2,store]" "hatchling>=1.26" ${PACKAGES}
 
 FROM ${GO_IMAGE} AS minio
 ARG MINIO_VERSION=v0.0.0-20260212201848-7aac2a2c5b7c

@@ -44,13 +44,21 @@ new_key() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out 
 
 sign() { # FILE NAME
     openssl x509 -in "$1.crt" -noout -checkend $((90 * 24 * 3600)) > /dev/null 2>&1 && return
-    new_key "$1.key"
-    openssl req -new -key "$1.key" -subj "/CN=$2" |
-        openssl x509 -req -CA ca.crt -CAkey ca.key -CAcreateserial -days 825 -out "$1.new" \
-            -extfile extensions 2>/dev/null
-    mv "$1.new" "$1.crt"  # atomic
+    # The key in use stays until its successor has a certificate.
+    new_key "$1.key.new"
+    openssl req -new -key "$1.key.new" -subj "/CN=$2" -out "$1.csr"
+    openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 825 \
+        -out "$1.new" -extfile extensions 2> problem || { cat problem >&2; exit 1; }
+    rm -f "$1.csr" problem
+    mv "$1.key.new" "$1.key"
+    mv "$1.new" "$1.crt"
 }
 
+if [ -e ca.crt ] && [ ! -e ca.key ]; then
+    echo "certificates.sh: $(pwd) has ca.crt and no ca.key: put the authority's key back, or" \
+        "remove ca.crt to make another authority, whose ca.crt all machines need" >&2
+    exit 1
+fi
 if [ ! -e ca.crt ]; then
     new_key ca.key
     openssl req -x509 -new -key ca.key -days 3650 -subj "/CN=TuneMQ farm" -out ca.new \

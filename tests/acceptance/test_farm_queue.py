@@ -367,3 +367,27 @@ def test_search_whose_file_is_damaged_is_failed_until_the_file_is_put_back(farm)
     farm.open_gate("search", 20)
     farm.wait_for("search", "FINISHED")
     farm.check_results("search")
+
+
+# --- a scheduler without the farm's folder --------------------------------------------------------
+
+
+def test_scheduler_in_an_unused_folder_does_not_end_the_searches_of_another_folder(farm):
+    """For instance before the disk with the results is mounted."""
+    farm.submit(Search(name="search", trials=2, steps=20, has_gate=True))
+    farm.open_gate("search", 5)
+    farm.wait_for_steps("search", 2, 5)
+    farm.kill_scheduler()
+    farm.start_scheduler("--results", str(farm.folder / "empty"))
+    assert farm.scheduler.wait(60) == 64
+    said = " ".join(farm.said().split())
+    assert "was never used by a scheduler, and 1 searches of another folder run on" in said
+    farm.start_scheduler()
+    farm.open_gate("search", 20)
+    eventually(lambda: _has_ended(farm, "search"), within=90, message=lambda: str(farm))
+    assert all(not _repeated(steps) for steps in farm.steps("search").values())
+    # Ended searches are no reason.
+    farm.kill_scheduler()
+    farm.start_scheduler("--results", str(farm.folder / "other"))
+    farm.await_scheduler()
+    assert farm.rows() == {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +14,19 @@ import pytest
 
 import tunemq as tune
 from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.searches.chain import chain
 from tests.support.stores.object_servers import ObjectServer
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, need
 from tunemq_scheduler.api.experiment_handle import ExperimentHandle
+from tunemq_scheduler.experiment.restore import foreign_results
+from tunemq_scheduler.journal.journal_files import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import read_header
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
 from tunemq_shared.base.errors import TuneError
 from tunemq_shared.checkpoints.open_store import open_objects
+
+__all__ = ["open_folder"]
 
 pytestmark = pytest.mark.faults
 
@@ -39,7 +48,9 @@ def farm(
 
 def handle_of(farm: FarmService, name: str) -> ExperimentHandle:
     """A handle as `Tuner.fit` returns it, on a machine without the scheduler's folders."""
-    handle = ExperimentHandle(farm.url, name, chain, farm.rows()[name].id)
+    handle = ExperimentHandle(
+        farm.url, name, chain, farm.rows()[name].id, metric="score", mode="max"
+    )
     detail = handle._detail
     elsewhere = {"folder": str(farm.folder / "not here")}
     handle._detail = lambda: msgspec.structs.replace(detail(), **elsewhere)
@@ -197,3 +208,71 @@ def test_retry_on_the_same_node_changes_no_file_of_the_attempt_before(
         models = [sizes["attempt_1/model"], sizes["attempt_2/model"]]
         assert models == [len(text) * 4_000_000 for text in ("first", "second")]
         assert "attempt_2/first" not in sizes
+
+
+class Leaves:
+    """Leaves a mark wherever it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return _leave, (str(self.mark),)
+
+
+def _leave(mark: str) -> Leaves:
+    Path(mark).touch()
+    return Leaves(Path(mark))
+
+
+def reports_once(config):
+    tune.report({"loss": config["lr"]})
+
+
+def test_results_of_a_farm_are_read_without_running_what_stands_in_the_store(
+    tmp_path: Path,
+) -> None:
+    """Another submitter, or a worker, could have put it there."""
+    mark = tmp_path / "mark"
+    tuner = tune.Tuner(
+        reports_once,
+        param_space={"lr": tune.grid_search([0.5, 0.25]), "betas": (0.9, 1), "odd": Leaves(mark)},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name="search", storage_path=str(tmp_path), verbose=0),
+    )
+    tuner.fit()
+    mark.unlink(missing_ok=True)
+    folder = str(tmp_path / "search")
+    identity = read_header(Path(folder) / FILE_NAME).experiment_id
+    tuner_file = Path(folder, TUNER_FILE)
+    tuner_file.rename(tmp_path / "aside")  # only the scheduler's user may read it
+    results = foreign_results(folder, identity[:8], reports_once, metric="loss", mode="min")
+    best = results.get_best_result()
+    assert (best.metrics["loss"], best.config["betas"]) == (0.25, (0.9, 1))
+    assert [len(one.history) for one in results] == [1, 1]
+    assert "pickled" in repr(best.config["odd"])
+    assert not mark.exists()
+    (tmp_path / "aside").rename(tuner_file)
+    assert tune.Tuner.restore(folder, reports_once).get_results()[0].config["odd"].mark == mark
+    assert mark.exists(), "it would have run"
+
+
+def test_folder_of_the_head_that_this_user_may_not_read_is_passed_over(open_folder: Path) -> None:
+    """The store has the same results; see `ExperimentHandle.get_results`."""
+    need("another user", os.geteuid() == 0 or None)
+    closed = open_folder / "closed"
+    (closed / "search" / "journal").mkdir(parents=True)
+    closed.chmod(0o700)
+    script = (
+        "from tunemq_scheduler.experiment.restore import can_restore;"
+        f"print(can_restore({str(closed / 'search')!r}))"
+    )
+    ended = subprocess.run(
+        [*reachable(NOBODY), sys.executable, "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd="/",
+    )
+    assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr

@@ -135,7 +135,7 @@ def test_wheels_are_brought_for_all_extras():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     text = (IMAGES / "offline.Dockerfile").read_text()
 
-    extras = re.search(r'"\.\[([a-z,]+)\]"', text)
+    extras = re.search(r'"\.\[([a-z0-9,]+)\]"', text)
 
     assert extras
     assert set(extras[1].split(",")) == set(project["project"]["optional-dependencies"])

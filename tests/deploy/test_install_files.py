@@ -25,13 +25,18 @@ _ENVIRON: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 _INFO: Final = "tunemq-1.0.dist-info"
 _FILES: Final = {
     "tunemq.py": "import os, sys\ndef main():\n    print(*sys.argv[1:], os.getuid())\n"
-    "    print(*(os.environ.get(n, '') for n in ('TUNEMQ_REDIS', 'TUNEMQ_RESULTS')))\n",
+    "    print(*(os.environ.get(n, '') for n in ('TUNEMQ_REDIS', 'TUNEMQ_RESULTS')))\n"
+    "    if sys.argv[1:] == ['sleep']:\n        os.execvp('sleep', ['sleep', '1000'])\n"
+    "    try:\n        os.open('/dev/tty', os.O_RDWR)\n        print('has a terminal')\n"
+    "    except OSError:\n        pass\n",
     f"{_INFO}/METADATA": "Metadata-Version: 2.1\nName: tunemq\nVersion: 1.0\n"
     "Provides-Extra: metrics\nProvides-Extra: gpu\nProvides-Extra: store\n",
     f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\n"
     "Tag: py3-none-any\n",
     f"{_INFO}/entry_points.txt": "[console_scripts]\ntunemq = tunemq:main\n",
 }
+#: Modules that the script's interpreters import; another user may own those in the current folder.
+_MODULES: Final = ("compileall", "ensurepip", "os", "pip", "venv")
 _LAYERS: Final = """
 set -eu
 mount --make-rprivate /
@@ -70,6 +75,8 @@ class View:
         make_wheel(given / "newer", "    print('newer')\n")
         config = given / "config"
         config.mkdir()
+        for name in _MODULES:
+            (given / f"{name}.py").write_text("open('/tmp/executed', 'a').write(__name__)\n")
         (config / "environment").write_text("TUNEMQ_REDIS=redis://a?b&c=/etc/tunemq/ca.crt\n")
         for name in ("keys.toml", "ca.crt"):
             (config / name).write_text(name)
@@ -99,8 +106,8 @@ class View:
         return ended.stdout
 
     def install(self, line: str) -> str:
-        """Run install.sh there."""
-        return self.sh(f"cd /tmp/given && sh install.sh {line}")
+        """Run install.sh there; none of the current folder's modules may be executed."""
+        return self.sh(f"cd /tmp/given && sh install.sh {line}; [ ! -e /tmp/executed ]")
 
     def paths(self) -> set[str]:
         """All that could be TuneMQ's."""
@@ -147,6 +154,13 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     assert "is up to date" in said
     assert "wrote" not in said
 
+    # A new version, and a worker that no service runs.
+    runs = "/opt/tunemq/bin/python -c 'import time; time.sleep(600)' & cd /tmp/given"
+    line = f"{runs}; code=0; sh install.sh worker --wheels newer || code=$?; kill $!; exit $code"
+    said = view.sh(line, code=1)
+    assert "cannot upgrade /opt/tunemq while its processes run: " in said
+    assert "newer" not in view.sh("tunemq-farm ls")
+
     assert "installed tunemq==1.0" in view.install("worker --wheels newer --gpu --same-user")
     assert "newer" in view.sh("tunemq-farm ls")
     drop_ins = view.sh("ls /etc/systemd/system/tunemq-worker*.d").split()
@@ -162,14 +176,25 @@ def test_worker_is_installed_and_removed_without_systemd(view: View):
     held = "cd /var/cache/tunemq/mine && echo 77 > lock && flock lock"
     said = view.sh(f"{held} sh /opt/tunemq/share/install.sh uninstall", code=1)
     assert "process 77, a worker that no service runs, works in /var/cache/tunemq/mine" in said
+    trials = "/var/cache/tunemq/home/models /var/cache/tunemq/mine/trials/unsent-1"
+    view.sh(f"mkdir -p {trials} /var/cache/tunemq/mine/cache && ln -s /tmp/precious {trials}")
     said = view.sh("sh /opt/tunemq/share/install.sh uninstall")
     assert "left /opt/tunemq, which has other files" in said
+    assert "left /var/cache/tunemq, which has files of trials" in said
+    assert view.sh("cd /var/cache/tunemq && ls . mine mine/trials home").split() == [
+        *(".:", "home", "mine", "home:", "models", "mine:", "trials", "mine/trials:", "unsent-1")
+    ]
+    view.sh("rm -r /var/cache/tunemq")
     assert view.sh("cd /opt/tunemq && find . | sort").split() == [".", "./venv", "./venv/file"]
     view.sh("rm -r /opt/tunemq/venv && rmdir /opt/tunemq")
     assert view.sh("ls /tmp/precious").split() == ["file"]
     assert view.sh("cat /etc/tunemq/keys.toml") == "keys.toml"
     assert {path for path in view.paths() - before if path.startswith(("/opt", "/usr"))} == set()
-    view.sh("cd /tmp/given && sh install.sh uninstall --purge")
+    cache = "/var/cache/tunemq"
+    view.sh(f"mkdir {cache} && mount -t tmpfs tmpfs {cache} && mkdir {cache}/worker")
+    said = view.sh("cd /tmp/given && sh install.sh uninstall --purge")
+    assert f"left {cache}" in said
+    assert view.sh(f"ls {cache} && umount {cache} && rmdir {cache}") == ""
     assert view.paths() == before
     view.sh("cd /tmp/given && sh install.sh uninstall --purge")  # there is nothing: no harm
 
@@ -213,7 +238,24 @@ def test_head_that_also_works_and_has_a_submitter_is_installed(view: View):
     assert theirs[0] == "ls"
     assert theirs[1] == theirs[-1]
     assert "/ada-of-a-test/.config/tunemq/ca.crt" in theirs[2]
-    assert view.sh("stat -c %a ~ada-of-a-test/.config/tunemq/keys.toml").strip() == "600"
+    modes = view.sh("stat -c '%a %n' ~ada-of-a-test/.config/tunemq ~ada-of-a-test/.config/tunemq/*")
+    assert {line.split()[0] for line in modes.splitlines()} == {"700", "600"}
+    assert len(modes.splitlines()) == 4, modes
+
+
+def test_command_that_root_runs_as_another_user_cannot_type_into_roots_terminal(view: View):
+    view.install("scheduler --wheels wheels --config config")
+    at_a_terminal = "script --quiet --return --command {} /dev/null < /dev/null"
+    assert "has a terminal" in view.sh(at_a_terminal.format("'/opt/tunemq/bin/tunemq x'"))
+    said = view.sh(at_a_terminal.format("'tunemq-farm doctor'"))
+    assert "doctor" in said
+    assert "has a terminal" not in said
+    # Ctrl-C reaches the process in the terminal, and with it the command.
+    view.sh(
+        "(until pid=$(pgrep -u tunemq sleep); do sleep 0.1; done; kill -INT $(ps -o ppid= $pid)) &"
+        " script --quiet --command 'tunemq-farm sleep' /dev/null < /dev/null > /dev/null;"
+        " while pgrep -u tunemq sleep; do sleep 0.1; done"
+    )
 
 
 def test_printed_commands_of_a_head_run_as_its_user_with_options_and_folders(view: View):

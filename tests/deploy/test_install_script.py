@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.support.waiting import eventually
+
 PROJECT: Final = Path(__file__).parents[2]
 SCRIPT: Final = PROJECT / "deploy" / "install.sh"
 FARM: Final = PROJECT / "deploy" / "systemd" / "tunemq-farm"
@@ -147,7 +149,7 @@ def test_root_runs_no_line_of_a_file_before_it_becomes_the_files_user():
         ran_as = folder / "ran-as"
         ran_as.mkdir()
         ran_as.chmod(0o777)
-        for tool in ("stat", "id", "getent", "cut", "setpriv", "env", "sh"):
+        for tool in ("stat", "id", "getent", "cut", "setpriv", "setsid", "env", "sh"):
             evil = folder / tool
             evil.write_text(f"#!/bin/sh\n: > {ran_as}/$(/usr/bin/id -u)\n")
             evil.chmod(0o755)
@@ -336,6 +338,31 @@ def test_packages_of_a_running_service_are_not_replaced(installer):
     assert list(installer.etc.iterdir()) == []
     said = installer.install("scheduler")
     assert said.index("systemctl stop tunemq-worker.service") < said.index("installed")
+
+
+@pytest.mark.parametrize("end", ["its output is read no further", "TERM", "HUP"])
+def test_stopped_services_start_again_where_the_script_is_cut_off(installer, end):
+    traps = re.findall(r"^ +trap .*$", SCRIPT.read_text(), re.MULTILINE)
+    assert traps
+    log = installer.folder / "log"
+    kill = "" if end.startswith("its") else f"kill -{end} $$"
+    lines = "\n".join(
+        [
+            f"systemctl() {{ echo $* >> {log}; echo said; }}",
+            f"stage={installer.folder}/stage",
+            "stopped_units=tunemq-worker.service",
+            *traps,
+            kill,
+            "while :; do echo line; done",
+        ]
+    )
+    script = installer.folder / "script"
+    script.write_text(f"{installer._functions}\n{lines}")
+    subprocess.run(
+        ["sh", "-c", f"sh -eu {script} {SCRIPT} 2>&1 | head -n 1"], check=False, timeout=60
+    )
+    eventually(log.exists)
+    assert log.read_text() == "start --no-block tunemq-worker.service\n"
 
 
 def test_services_of_a_machine_start_at_once_so_that_systemd_orders_them(installer):

@@ -126,7 +126,6 @@ def test_all_series_of_a_scheduler_are_shown_or_watched():
     spoken = " ".join(queries())
     unused = {name for name in there_is() if name not in spoken}
     assert unused == {
-        "tunemq_scheduler_turn_seconds_count",  # among the buckets
         "tunemq_node_memory_used_bytes",  # of nodes that trials ask for memory of
         "tunemq_node_trial_processes",
     }

@@ -55,8 +55,11 @@ class SmallDisk:
     def make_writable(self, yes: bool) -> None:
         """Make its files writable again, or read-only except for open ones."""
         disk = str(self.folder).partition("/root")[2]
-        read_only = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
-        script = 'umount "$1"' if yes else read_only
+        change = 'umount "$1"' if yes else 'mount -o remount,bind,ro "$1"'
+        # The kernel refuses while a process writes there, or has a file open that it opened there.
+        script = f"for _ in $(seq 100); do {change} && exit; sleep 0.1; done; exit 1"
+        if not yes:
+            script = f'mount --bind "$1" "$1" && {script}'
         enter = ["nsenter", "--target", str(self._holder.pid), "--user", "--mount"]
         shell = ["--preserve-credentials", "sh", "-c", script, "sh", disk]
         subprocess.run([*enter, *shell], check=True)

@@ -19,11 +19,11 @@ from tests.support.searches.searches import fit
 from tests.unit.scheduler.journals import TURNS, State, after, begun, state_of
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal.ended_trials import FinishedTrial
 from tunemq_scheduler.journal.journal_files import snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_frames import JournalFrame, JournalFrames
 from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_replay import replay_recovered
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import encode

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from tests.support.searches.chain_searches import ChainSearch
 from tests.support.searches.killed_searches import NODE
-from tests.support.stores.own_store import own_bucket, server, start
+from tests.support.stores.own_store import Start, own_bucket, server, start
 from tests.support.waiting import eventually
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
 from tunemq_scheduler.journal.journal_files import FILE_NAME
@@ -55,10 +56,27 @@ def test_node_stopped_for_longer_than_its_lease_harms_no_checkpoint(start):
     search.is_whole()
 
 
+def two_at_one_address(start: Start) -> list[ChainSearch]:
+    """Two searches, as on two machines: each has a results folder, and none saw the other's."""
+    for _ in range(20):
+        first = start(trials=2, steps=18, gate=6)
+        second = start(trials=2, steps=18, same_place=first, gate=6)
+        # One that saw the other's search took another name, ``search_2``.
+        if name_of(first) == name_of(second):
+            return [first, second]
+    raise AssertionError(f"one always saw the other: {second}")
+
+
+def name_of(search: ChainSearch) -> str:
+    """The name of a search once it has its journal."""
+    journals = f"*/{FILE_NAME}"
+    eventually(lambda: any(search.folder.glob(journals)), message=lambda: str(search))
+    (journal,) = search.folder.glob(journals)
+    return journal.parent.name
+
+
 def test_second_of_two_searches_at_the_same_store_address_is_refused(start, server, own_bucket):
-    # As on two machines: each has a results folder, and neither sees the other's search yet.
-    both = [start(trials=2, steps=18, gate=6)]
-    both.append(start(trials=2, steps=18, same_place=both[0], gate=6))
+    both = two_at_one_address(start)
     gates, opened_at = iter(range(7, 17)), time.monotonic()
 
     def one_has_ended() -> bool:

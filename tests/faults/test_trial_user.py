@@ -109,6 +109,7 @@ def test_trials_of_another_user_save_and_restore_without_files_only_root_may_rea
         return len({name.partition("-000003/")[0] for name in names if "-000003/" in name})
 
     eventually(lambda: saved() >= 2, within=60, every=0.1, message=lambda: str(farm))
+    farm.wait_for_gate("search", 4, 2)
     # Each trial left a daemon in a separate session. One scan may miss it while others end, and
     # sees it under its trial's name until it has executed its program.
     killed: list[int] = []

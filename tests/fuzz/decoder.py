@@ -13,7 +13,7 @@ from tests.fuzz.samples import Samples
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 
 #: Number of random values per type to start with.
-_SAMPLES = 12
+_SAMPLES = 24
 #: May be raised by whatever holds that those who call it take it for what it is.
 Rejects = tuple[type[BaseException], ...]
 

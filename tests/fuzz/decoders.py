@@ -15,7 +15,9 @@ EXCUSED: Final = {
     # They read data that they have just written.
     "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",
     "tunemq_scheduler.output.loggers.json_logger:write_params": "its own JSON",
+    "tunemq.testing.check_scheduler:_Restarted.on_trial_result": "a state that it has just made",
     "tunemq.testing.comparable_state:comparable": "its own runner's state",
+    "tunemq.testing.curves.curve_table:recorded_curves": "a file of the package",
     "tunemq_scheduler.search.optuna.optuna_trial_json:dump_trial": "its own JSON",
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
     "tunemq_scheduler.transport.desired_state_executor:DesiredStateExecutor._trial_spec": "its own",

@@ -16,8 +16,11 @@ from tunemq_scheduler.cli.run_command import _pairs
 from tunemq_scheduler.output.result_file_reader import ends_with, read_rows, results_in
 from tunemq_scheduler.results import result
 from tunemq_scheduler.results.csv_cells import columns_of
+from tunemq_scheduler.results.decision_rows import decisions_in
+from tunemq_scheduler.schedulers.population.policies import read_policy
 from tunemq_scheduler.search.space_file import read_space_file
 from tunemq_scheduler.settings import import_checkpoint
+from tunemq_shared.base import unpickling
 from tunemq_shared.base.errors import (
     BlobCorrupt,
     CheckpointCorrupt,
@@ -29,6 +32,7 @@ from tunemq_shared.base.errors import (
     TrainableError,
     TransportError,
 )
+from tunemq_shared.base.pickling import dump
 from tunemq_shared.checkpoints import manifest
 from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
 from tunemq_shared.checkpoints.checkpoint_bytes import bytes_to_folder
@@ -53,6 +57,16 @@ from tunemq_workers.node import node_setup
 
 _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
 _HASH = "0" * 64
+_DECISIONS = (
+    b'{"decisions": [{"step": 9, "action": "STOP", "reason": "slow", "elapsed_s": 1.5}]}',
+    b'{"decisions": [{"step": 3, "action": "EXPLOIT", "source": "t_00001", "lineage": 1}, 4]}',
+)
+
+
+def _decisions_in(data: bytes) -> list[str]:
+    """The decisions in a line, in words."""
+    row = result._read(data)
+    return [str(one) for one in decisions_in([] if row is None else [row])]
 
 
 def of_results(bench: Bench) -> list[Decoder]:
@@ -66,6 +80,13 @@ def of_results(bench: Bench) -> list[Decoder]:
             (),
             (*_JSON, b'{"loss": NaN}'),
             ("tunemq_scheduler.results.result:_read", "tunemq_scheduler.results.result:_decode"),
+        ),
+        Decoder(
+            "decisions in lines of result.json",
+            _decisions_in,
+            (),
+            _DECISIONS,
+            ("tunemq_scheduler.results.decision_rows:decisions_in",),
         ),
         Decoder(
             "params.json",
@@ -192,6 +213,16 @@ def of_code(bench: Bench) -> list[Decoder]:
             ("tunemq_shared.code.config_packing:_decode",),
         ),
         Decoder(
+            "plain values",
+            unpickling.load_plain,
+            (unpickling.UnsafePickle,),
+            (dump((1, 2.5, {"a": {3}})), dump([b"x", 10**40, 1j]), cloudpickle.dumps(int)),
+            (
+                "tunemq_shared.base.unpickling:load_plain",
+                "tunemq_shared.base.unpickling:_PlainUnpickler",
+            ),
+        ),
+        Decoder(
             "modules of a pickle",
             modules_of,
             (),
@@ -253,6 +284,13 @@ def of_users(bench: Bench) -> list[Decoder]:
             ("tunemq_shared.objects.s3_address:_keys_in_file",),
         ),
         Decoder(
+            "policy file",
+            lambda data: read_policy("Replay", bench.written("policy.txt", data), None),
+            (ConfigError,),
+            (b'["b", "a", 4, 4, {"lr": 1}, {"lr": 2}]\n["c", "b", 6, 8, {}, {}]\n', *_JSON),
+            ("tunemq_scheduler.schedulers.population.policies:_read_file",),
+        ),
+        Decoder(
             "space in YAML",
             lambda data: read_space_file(str(bench.written("space.yaml", data))),
             (SearchSpaceError,),
@@ -295,7 +333,7 @@ def of_users(bench: Bench) -> list[Decoder]:
 
 def _rows_in(path: Path) -> None:
     found = read_rows(str(path), "t_00000")
-    ends_with(str(path), "t_00000", max(found.rows, default=0))
+    ends_with(str(path), "t_00000", max(found.rows, default=None))
     if path.suffix == ".json":
         results = list(results_in(str(path), "t_00000", found.rows))
         assert len(results) == len(found.rows)

@@ -18,6 +18,7 @@ from tunemq_scheduler.farm.common import scheduler_lease
 from tunemq_scheduler.farm.ipc import fork_messages
 from tunemq_scheduler.farm.ipc import ipc_messages as relay
 from tunemq_scheduler.farm.ipc import nonblocking_frames as relay_frames
+from tunemq_scheduler.farm.service import experiment_files
 from tunemq_scheduler.farm.service.request_entry import KINDS, InvalidRequest, decode_entry
 from tunemq_scheduler.transport.nodes.registration_checks import read_registration
 from tunemq_shared.base.decoding_errors import UNDECODABLE
@@ -150,6 +151,12 @@ def of_redis() -> list[Decoder]:
 def of_processes() -> list[Decoder]:
     """Decoders of messages between local processes; trial processes run any user's code."""
     return [
+        of_type(
+            "tunemq_scheduler.farm.service.experiment_files:_decode",
+            experiment_files._decode,
+            a.Explanation,
+            as_json=True,
+        ),
         of_type(
             "tunemq_workers.checkpoints.checkpoint_messages:decode_save_answer",
             checkpoint_messages.decode_save_answer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -41,6 +42,26 @@ def farm(tmp_path: Path, redis: TcpRedis) -> Iterator[FarmService]:
         yield farm
     finally:
         farm.close()
+
+
+def test_scheduler_whose_port_for_metrics_is_taken_serves_the_farm_and_tries_again(
+    tmp_path: Path, redis: TcpRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial of its machine may hold the port while the scheduler restarts."""
+    farm = FarmService(tmp_path, redis.url)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        try:
+            farm.start_scheduler("--metrics", f"127.0.0.1:{port}")
+            farm.await_scheduler()
+            assert (
+                f"--metrics 127.0.0.1:{port} cannot be used: Address already in use" in farm.said()
+            )
+            assert "Without metrics until then" in farm.said()
+            held.close()
+            eventually(lambda: "tunemq_redis_away{}" in scrape(farm), within=60)
+        finally:
+            farm.close()
 
 
 def scrape(farm: FarmService) -> dict[str, float]:

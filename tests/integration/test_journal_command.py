@@ -18,11 +18,11 @@ from tests.support.searches.searches import fit
 from tests.support.stores.object_servers import ObjectServer
 from tests.support.waiting import eventually, need
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_files import FILE_NAME, snapshot_file, turns_file
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_replay import replay_recovered
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_shared.checkpoints.open_store import join
 from tunemq_shared.protocol import messages as m

@@ -15,11 +15,11 @@ from tests.support.searches.searches import fit
 from tunemq.schedulers import ASHAScheduler
 from tunemq.testing.comparable_state import comparable
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import OpenExperiment
 from tunemq_scheduler.journal import journal_files, journal_writer
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_replay import replay_recovered
 from tunemq_scheduler.output import pending_fsyncs
 
 pytestmark = pytest.mark.integration

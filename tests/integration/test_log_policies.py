@@ -16,9 +16,9 @@ from tests.support.farms.own_farm import Listener, farm
 from tests.support.journal_records import read_records
 from tests.support.searches.searches import fit
 from tunemq_scheduler.core.trials.trial import TrialSummary
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_scheduler.journal.journal_replay import replay_recovered
 from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]

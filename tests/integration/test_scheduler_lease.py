@@ -99,6 +99,21 @@ def test_wiped_redis_does_not_lower_the_term(claim, redis):
     assert claim(first.term + 1).term > first.term
 
 
+@pytest.mark.parametrize(
+    "written", ["2199023255552", "549755813889", "inf", "nan", "1e300", "-1e300", "1.5", "x", ""]
+)
+def test_term_that_no_scheduler_has_written_does_not_raise_the_next_one(
+    claim, redis, written: str
+) -> None:
+    now = int(time.time())
+    redis.client.set(redis_keys.TERM, written)
+    lease = claim()
+    assert now <= lease.term < now + 60
+    redis.client.set(redis_keys.TERM, written)
+    eventually(lambda: redis.client.get(redis_keys.TERM) == str(lease.term).encode())
+    lease.check_known()
+
+
 def test_living_lease_holder_is_named_to_a_second_scheduler(claim):
     claim(holder=elsewhere(LeaseHolder.this_process()))
     with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere"):
@@ -129,10 +144,12 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     [
         (b"1:abcd:1:{}", 1000 * LONG_S),
         (b"9" * 5000, 1000 * LONG_S),
+        (LEASE_OF_ANOTHER.replace(b'"since":', b'"since":1e300,"was":'), 1000 * LONG_S),
+        (LEASE_OF_ANOTHER.replace(b'"pid":', b'"pid":-1,"was":'), 1000 * LONG_S),
         (LEASE_OF_ANOTHER, None),
         (LEASE_OF_ANOTHER, 10_000 * LONG_S),
     ],
-    ids=["no holder", "long", "no expiry", "long expiry"],
+    ids=["no holder", "long", "no time", "no process", "no expiry", "long expiry"],
 )
 def test_lease_that_no_scheduler_has_written_is_removed_with_a_notice(
     claim, redis, value, lasts_ms

@@ -13,7 +13,7 @@ from tests.support.searches.searches import fit, results_of
 from tests.support.waiting import need
 from tunemq.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq.search import Searcher
-from tunemq.stopper import Stopper
+from tunemq.stopper import CostStopper, MaximumTrialsStopper, Stopper
 
 __all__ = ["ended_searches"]
 
@@ -83,6 +83,31 @@ def test_a_stopper_may_end_the_whole_search():
     results = fit(climbs, num_samples=10, max_concurrent_trials=1, stop=AfterThree())
 
     assert len(results) == 1
+
+
+def test_maximum_of_trials_ends_an_endless_search():
+    results = fit(climbs, num_samples=-1, max_concurrent_trials=1, stop=MaximumTrialsStopper(3))
+
+    assert 3 <= len(results) <= 4, "one may have started before the third had ended"
+    assert steps_of(results)[:3] == steps_of(fit(climbs)) * 3
+
+
+class Bill(tune.Trainable):
+    """Costs 1 at first and then 9 more, with which it ends by itself."""
+
+    def setup(self, config):
+        self.cost = 0
+
+    def step(self):
+        self.cost += 1 + 8 * bool(self.cost)
+        return {"score": 1, "cost": self.cost, "done": self.cost > 1}
+
+
+def test_cost_of_the_result_with_which_a_trial_ends_by_itself_counts():
+    results = fit(Bill, num_samples=10, max_concurrent_trials=1, stop=CostStopper(20, "cost"))
+
+    assert 2 <= len(results) <= 3, "one may have started before the second had ended"
+    assert steps_of(results)[:2] == [2, 2]
 
 
 def test_a_list_of_criteria_and_functions_stops_at_the_first():

@@ -93,7 +93,7 @@ def test_many_clients_write_and_remove_in_the_same_folders(shared_served):
         objects.delete([found.key for found in objects.list()])
         assert list(objects.list()) == []
     # The server may still end a request that its client has given up.
-    eventually(lambda: shared_served.incomplete() == [], message="incomplete objects stay")
+    eventually(lambda: shared_served.incomplete(bucket) == [], message="incomplete objects stay")
 
 
 def test_store_serve_on_a_full_disk_says_so_and_leaves_nothing(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import stat
 import struct
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
+from tests.support.farms.farm_processes import TcpRedis
 from tests.support.farms.secured_redis import secured_redis
 from tests.support.other_users import NOBODY, open_folder, reachable
 from tests.support.waiting import eventually, need
@@ -40,12 +43,16 @@ def rejected(server: RedisServer) -> Refused:
     """Run a worker whose command line is rejected; return its output."""
 
     def run(
-        *options: str, before: list[str] | None = None, python: str = sys.executable, path: str = ""
+        *options: str,
+        before: list[str] | None = None,
+        python: str = sys.executable,
+        path: str = "",
+        url: str = server.url,
     ) -> str:
         prefix = reachable() if before is None else before
         ended = subprocess.run(
             [*prefix, python, "-P", "-m", "tunemq", "worker", "--name", "node", *options],
-            env={**os.environ, "TUNEMQ_REDIS": server.url, "PYTHONPATH": path},
+            env={**os.environ, "TUNEMQ_REDIS": url, "PYTHONPATH": path},
             cwd="/",
             capture_output=True,
             text=True,
@@ -75,6 +82,54 @@ def test_trial_user_that_is_unknown_or_privileged_is_refused(rejected, user, why
 def test_a_worker_that_root_did_not_start_cannot_run_trials_as_another_user(rejected):
     said = rejected("--trial-user", USER, before=reachable(NOBODY))
     assert "only a worker that root starts can run trials as another user" in said
+
+
+def test_process_that_tries_the_user_cannot_type_into_roots_terminal() -> None:
+    """Trials of that user could make it do so, and root's shell would run what they type."""
+    need("root", os.geteuid() == 0 or None)
+    need("script", shutil.which("script"))
+    lines = [
+        "from tunemq_workers.node import trial_user_folders as folders",
+        "from tunemq_workers.system.trial_user import UserAccount",
+        "print(open('/dev/tty'))",
+        "folders._CHECK = 'open(\\'/dev/tty\\')'",
+        f"folders._check(UserAccount('user', {NOBODY}, {NOBODY}, ({NOBODY},), '/'), [])",
+    ]
+    line = shlex.join([*reachable(), sys.executable, "-c", "; ".join(lines)])
+    ended = subprocess.run(
+        ["script", "--quiet", "--return", "--command", line, "/dev/null"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "name='/dev/tty'" in ended.stdout
+    assert "No such device or address: '/dev/tty'" in ended.stdout
+
+
+def test_user_who_may_change_modules_that_root_imports_is_refused(rejected, open_folder):
+    modules = open_folder / "modules"
+    modules.mkdir()
+    os.chown(modules, NOBODY, NOBODY)
+    said = rejected("--trial-user", USER, path=str(modules))
+    assert f"it can change {modules}, which root runs" in said
+
+
+@pytest.mark.parametrize("way", ["loopback", "socket"])
+def test_redis_whose_place_a_trial_could_take_is_refused_if_it_has_a_password(
+    rejected, tmp_path, open_folder, way: str
+):
+    redis = TcpRedis(tmp_path, "secret", ["--unixsocket", str(open_folder / "redis.sock")])
+    try:
+        open_folder.chmod(0o1777)
+        place = f"unix://:secret@{open_folder}/redis.sock" if way == "socket" else redis.url
+        said = rejected("--trial-user", USER, url=place)
+    finally:
+        redis.end()
+    assert f"trials (user {USER}) could listen at" in said
+    assert "give these services a rediss:// address with a ca.crt, or a unix:// socket" in said
+    assert "secret" not in said
 
 
 def test_folder_that_the_user_cannot_reach_is_refused_with_its_path(rejected, open_folder):
@@ -175,6 +230,8 @@ def test_a_folder_that_is_not_tunemqs_is_refused_at_every_start_and_left_alone(
         said = rejected("--trial-user", USER, "--workdir", str(project))
         assert f"{project / 'code'} is not TuneMQ's: no worker has worked in {project}" in said
         assert "Move it away, or name another --workdir." in said
+        said = rejected("--workdir", str(project))
+        assert f"{project / 'code'} is not TuneMQ's: no worker has worked in {project}" in said
     assert (project / "code" / "precious").exists()
     assert [path.name for path in project.iterdir()] == ["code"]
     assert stat.S_IMODE(project.stat().st_mode) == 0o750
@@ -267,7 +324,7 @@ def test_link_as_lock_file_is_not_followed(rejected, open_folder):
     workdir.mkdir()
     (workdir / "lock").symlink_to(open_folder / "precious")
     said = rejected("--trial-user", USER, "--workdir", str(workdir))
-    assert f"{workdir / 'lock'} cannot be opened: " in said
+    assert f"{workdir / 'lock'} is not TuneMQ's" in said
     assert (open_folder / "precious").read_text() == "7\n"
 
 

@@ -316,3 +316,29 @@ def test_s07_key_of_journals_is_in_no_file_but_the_schedulers(tmp_path: Path):
     worker.write_text(farm)
     with pytest.raises(ConfigError, match=r"\[journals\], which are the scheduler's alone"):
         of_worker(folder)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_s07_states_of_callbacks_are_not_taken_from_the_store_of_a_farm_with_keys(
+    objects: ObjectStore, tmp_path: Path, message_signer: MessageSigner, is_signed: bool
+):
+    signer = message_signer if is_signed else journal_signer()
+    copied(objects, tmp_path / "search", signer)
+    objects.put_bytes("tuner.pkl", b"the tuner")
+    objects.put_bytes("callbacks.json", b"{}")
+    bring_experiment_from(objects, tmp_path / "brought", signer)
+    assert (tmp_path / "brought" / "callbacks.json").exists() is not is_signed
+
+
+def test_s07_folder_of_a_workers_name_gives_way_to_the_searchs_file(
+    objects: ObjectStore, tmp_path: Path
+):
+    copied(objects, tmp_path / "search", journal_signer())
+    objects.put_bytes("tuner.pkl", b"the tuner")
+    objects.put_bytes("trial/params.json/attempt_1/x", b"first")
+    brought = tmp_path / "brought"
+    bring_experiment_from(objects, brought, journal_signer())
+    objects.put_bytes("trial/params.json", b"{}")
+    shutil.rmtree(brought / FILE_NAME)
+    bring_experiment_from(objects, brought, journal_signer())
+    assert (brought / "trial" / "params.json").read_bytes() == b"{}"

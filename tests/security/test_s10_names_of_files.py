@@ -15,12 +15,14 @@ from tests.simulation.memory_objects import MemoryObjects
 from tests.support.searches.checkpoints import KEY, info
 from tests.support.stores.object_servers import ServedFolder
 from tunemq_scheduler.experiment.bring_experiment import _bring_files
-from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_scheduler.transport.event_batches import EventBatch
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError, TransportError
 from tunemq_shared.base.retrying import CancelToken
 from tunemq_shared.base.safe_names import is_safe_name
 from tunemq_shared.checkpoints.manifest import MANIFEST, FileEntry, make_manifest
 from tunemq_shared.checkpoints.object_checkpoints import download
 from tunemq_shared.objects.object_store import ObjectInfo
+from tunemq_shared.protocol import messages as m
 
 pytestmark = pytest.mark.security
 
@@ -131,3 +133,38 @@ def _state(path: Path) -> tuple[int, int, int] | None:
         found = path.lstat()
         return found.st_ino, found.st_mtime_ns, found.st_size
     return None
+
+
+def batch(*events: m.NodeEvent) -> EventBatch:
+    return EventBatch(m.BatchRead("node", 1, len(events), "1-0"), m.encode(list(events)))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "journal/000001.turns",
+        "journal/lock",
+        "train_ab_00000/result.json",
+        "train_ab_00000/checkpoint_1-000001/manifest.json",
+        "train_ab_00001/checkpoint_1-000001",
+        "ab_00000/checkpoint_2-000001",
+        "ab_00000/checkpoint_1-000001\n",
+        "ab_00000/checkpoint_1-\u0661\u0661\u0661\u0661\u0661\u0661",
+        "../victim_ab_00000/checkpoint_1-000001",
+        ".hidden_ab_00000/checkpoint_1-000001",
+        "x/../../../victim",
+        "checkpoint_1-000001",
+        "",
+    ],
+)
+def test_event_about_a_file_that_is_no_checkpoint_of_its_trial_is_refused(key: str) -> None:
+    trial, attempt = "ab_00000", 1
+    for event in (
+        m.CheckpointLost(trial, attempt, key, "", 0.0),
+        m.CheckpointWritten(trial, attempt, 1, 1, key, "hash", 1),
+        m.CheckpointCommitted(trial, attempt, 1, 1, key, "hash", 1),
+    ):
+        with pytest.raises(TransportError, match="is no checkpoint of attempt 1 of trial"):
+            batch(event).events()
+    own = "train_ab_00000/checkpoint_1-000001"
+    assert len(batch(m.CheckpointLost(trial, attempt, own, "", 0.0)).events()) == 2

@@ -9,6 +9,7 @@ import os
 import pty
 import select
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from hypothesis import strategies as st
 
 from tests.unit.scheduler.fake_trials import FakeTrial
 from tunemq_scheduler.api import farm_answer_types as a
-from tunemq_scheduler.cli import experiment_commands, farm_tables, main
+from tunemq_scheduler.api import log_following
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.cli import experiment_commands, farm_tables, main, submit_command
 from tunemq_scheduler.output.loggers import CSVLoggerCallback
 from tunemq_scheduler.output.terminal.harmless import harmless_json, harmless_output, write_output
 from tunemq_scheduler.results.csv_cells import columns_of, row_of
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.system.standard_streams import tell
 
 pytestmark = pytest.mark.security
 
@@ -141,12 +145,13 @@ def test_s13_tables_of_the_command_line_show_names_as_they_are(
     trial = a.TrialRow(
         trial=f"t{text}", name=f"t{text}", status="ERROR", node=f"h{text}", note=f"x{text}"
     )
+    stopped = a.TrialRow(trial="s", name="s", status="TERMINATED", decision=f"d{text}")
     detail = a.ExperimentDetail(
         experiment=row,
         folder=f"/f{text}",
         store=f"s3://s{text}",
         notes=(f"w{text}",),
-        trials=(trial,),
+        trials=(trial, stopped),
         metric=f"m{text}",
     )
     farm_tables.show_experiments([row])
@@ -193,12 +198,14 @@ def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
 def test_s13_json_answer_of_a_command_steers_no_terminal(capsys, text):
     class Client:
         def ask(self, _request, _kind):
-            return a.Explanation(lines=(f"because {text}",))
+            decided = a.DecisionRow(step=1, action="STOP", reason=text)
+            return a.Explanation(lines=(f"because {text}",), decisions=(decided,))
 
     options = main.argparse.Namespace(experiment="n", trial="", json=True)
     experiment_commands.tell_why(Client(), options)
     told = capsys.readouterr().out
     assert json.loads(told)["lines"] == [f"because {text}"]
+    assert json.loads(told)["decisions"][0]["reason"] == text
     assert not steers(told)
     assert not set(told) & set("\u202e\u2066\u2069\u2028")
 
@@ -251,3 +258,32 @@ def test_s13_commands_print_foreign_text_only_escaped():
         for line in file.read_text().splitlines():
             if "stdout.write" in line or "stderr.write" in line:
                 assert "harmless" in line or "Permanently remove the results" in line, line
+
+
+@pytest.mark.parametrize("steering", STEERING)
+def test_service_tells_of_foreign_text_without_control_characters(
+    capfd: pytest.CaptureFixture[str], steering: str
+) -> None:
+    tell(f"tunemq worker: the store says {steering}")
+    told = capfd.readouterr().err
+    assert told == f"tunemq worker: the store says {harmless(steering)}\n"
+    assert harmless(steering) != steering
+
+
+@pytest.mark.parametrize("steering", STEERING)
+def test_submit_that_follows_a_search_shows_its_output_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, steering: str
+) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    def follow(*_args: object, show: Callable[[bytes], None], **_more: object) -> a.LogPage:
+        show(steering.encode(errors="surrogatepass"))
+        state = a.ExperimentState.FINISHED
+        return a.LogPage(data=b"", offset=0, end=0, size=0, is_over=True, state=state)
+
+    monkeypatch.setattr(log_following, "follow", follow)
+    submitted = a.ExperimentSubmitted(name="s", id="1")
+    assert submit_command._attached(FarmClient.__new__(FarmClient), submitted, is_json=False) == 0
+    assert terminal.getvalue() == harmless_output(steering)

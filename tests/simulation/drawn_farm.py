@@ -77,9 +77,9 @@ class Cloned(CheckpointManager):
 
     donor: CheckpointManager | None = None
 
-    def refs(self, node: str) -> tuple[m.CheckpointRef, ...]:
+    def refs(self, node: str, first_attempt: int = 0) -> tuple[m.CheckpointRef, ...]:
         donor, self.donor = self.donor, None
-        return donor.refs("") if donor is not None else super().refs(node)
+        return donor.refs("") if donor is not None else super().refs(node, first_attempt)
 
 
 class Farm(RuleBasedStateMachine):

@@ -24,7 +24,14 @@ from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.core.trials.trial import ERROR, TrialSummary
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.schedulers import (
+    ASHAScheduler,
+    HyperBandScheduler,
+    MultiObjectiveASHA,
+    PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
+    TrialScheduler,
+)
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
@@ -32,6 +39,14 @@ from tunemq_shared.protocol import messages as m
 #: Longest virtual seconds from the last fault to the end of the search: many times the back-offs,
 #: the uploads of absent nodes and the remaining training together.
 TIMEOUT_S: Final = 1_800.0
+#: Trial schedulers that change which steps are done, or with which configurations.
+_DECIDING: Final = (
+    ASHAScheduler,
+    HyperBandScheduler,
+    MultiObjectiveASHA,
+    PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
+)
 
 LOCAL: Final = UploadSettings()
 TWO_AND_NEWEST: Final = RetentionPolicy(
@@ -141,7 +156,7 @@ class FaultySearch:
         self._snapshot: tuple[int, bytes, dict[str, bytes], dict[str, bytes]] | None = None
         #: Whether all configurations come to their end, whatever goes wrong.
         self.is_exact = (
-            type(make_scheduler()).__name__ != "AsyncHyperBandScheduler"
+            not isinstance(make_scheduler(), _DECIDING)
             and not stops
             and {max_failures, max_node_losses, max_storage_failures} == {-1}
         )

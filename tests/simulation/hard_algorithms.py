@@ -6,7 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    TrialScheduler,
+)
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -60,6 +65,10 @@ class Declining(FIFOScheduler):
 
 def asha() -> TrialScheduler:
     return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=2)
+
+
+def hyperband() -> TrialScheduler:
+    return HyperBandScheduler(max_t=MAX_T, reduction_factor=2)
 
 
 SCHEDULERS: Final[tuple[Callable[[], TrialScheduler], ...]] = (

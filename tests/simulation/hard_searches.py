@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from tests.simulation.farm import CountingSink
-from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
+from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search, hyperband
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
 from tests.simulation.simulated_problem import Problem
 from tests.simulation.simulated_supervisor import NAME, OWNER, SharedExecutor, SimulatedSupervisor
@@ -68,6 +68,8 @@ class HardSearch:
         max_trials = rng.choice([None, None, trials])
         search = draw_search(rng, trials, seed)
         make_scheduler = rng.choice(SCHEDULERS)
+        if seed % 7 == 6:
+            make_scheduler = hyperband
         stopper = rng.choice([0, 0, 0, 7, 12])
         self.problem = Problem(
             make_scheduler,

@@ -15,7 +15,15 @@ from tests.simulation.faulty_farms import LOCAL, FaultySearch
 from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.schedulers import (
+    PB2,
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from tunemq_scheduler.search.domains import loguniform
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition
 
@@ -29,6 +37,10 @@ BAD = UploadSettings(upload_s=3.0, unchanged=0.5, lost=0.03, damaged=0.1)
 
 def asha() -> TrialScheduler:
     return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3)
+
+
+def hyperband() -> TrialScheduler:
+    return HyperBandScheduler(max_t=MAX_T, reduction_factor=3)
 
 
 class Pausing(FIFOScheduler):
@@ -54,11 +66,13 @@ TRIALS: Final = (13, 36, 11)
 
 
 def _search(seed: int, faults: FaultSettings, **options: Any) -> FaultySearch:
-    """One with a trial scheduler and uploads that depend on the seed."""
+    """One with a trial scheduler and uploads that depend on the seed, unless these are given."""
     kind = seed % 3
+    make = options.pop("make_scheduler", SCHEDULERS[kind])
+    trials = options.pop("trials", TRIALS[kind])
     options.setdefault("uploads", (LOCAL, SLOW, BAD)[seed // 3 % 3])
     options.setdefault("max_t", MAX_T)
-    return FaultySearch(SCHEDULERS[kind], seed=seed, faults=faults, trials=TRIALS[kind], **options)
+    return FaultySearch(make, seed=seed, faults=faults, trials=trials, **options)
 
 
 def undisturbed(seed: int) -> FaultySearch:
@@ -150,7 +164,41 @@ def f23_bad_devices(seed: int) -> FaultySearch:
     return _search(seed, faults, gpus=gpus, request=request, cpus=4.0, scheduler_deaths=2)
 
 
-def everything(seed: int) -> FaultySearch:
+def hyperband_with_everything(seed: int) -> FaultySearch:
+    """All faults at once, while trials pause, and others resume and stop them."""
+    return everything(seed, make_scheduler=hyperband, trials=36)
+
+
+def pbt_with_everything(seed: int) -> FaultySearch:
+    """All faults at once, while trials take over the states of others."""
+
+    def pbt() -> TrialScheduler:
+        mutations = {"lr": loguniform(1e-4, 1.0)}
+        return PopulationBasedTraining(
+            "training_iteration",
+            perturbation_interval=3,
+            hyperparam_mutations=mutations,
+            synch=bool(seed % 2),
+        )
+
+    return everything(seed, make_scheduler=pbt, trials=16)
+
+
+def pb2_with_everything(seed: int) -> FaultySearch:
+    """All faults at once, while a model of all trials chooses configurations."""
+
+    def pb2() -> TrialScheduler:
+        return PB2(
+            "training_iteration",
+            perturbation_interval=3,
+            hyperparam_bounds={"lr": [1e-4, 1.0]},
+            synch=bool(seed % 2),
+        )
+
+    return everything(seed, make_scheduler=pb2, trials=16)
+
+
+def everything(seed: int, **options: Any) -> FaultySearch:
     """All at once, more of this or of that; of a FIFO search nothing is stopped or given up."""
     rng = random.Random(f"{seed}/everything")
     faults = FaultSettings(
@@ -168,9 +216,8 @@ def everything(seed: int) -> FaultySearch:
         until_s=25.0,
         cleanup_s=rng.choice([0.0, 0.0, 2.0]),
     )
-    options: dict[str, Any] = {}
     if seed % 3:
-        options = {
+        options |= {
             "stops": rng.randrange(3),
             "max_failures": rng.choice([-1, 1]),
             "max_node_losses": rng.choice([-1, 1]),
@@ -209,6 +256,9 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
         f22_poison,
         f23_bad_devices,
         everything,
+        hyperband_with_everything,
+        pbt_with_everything,
+        pb2_with_everything,
     )
 }
 

@@ -31,9 +31,9 @@ def seen(found: list[FaultySearch]) -> Counter[str]:
     )
 
 
-def check_everything(seeds: range) -> None:
+def check_everything(seeds: range, scenario: str = "everything") -> None:
     for seed in seeds:
-        assert check("everything", seed).events >= 300
+        assert check(scenario, seed).events >= 300
 
 
 @pytest.mark.parametrize(("scenario", "seed"), kept_seeds())
@@ -46,6 +46,21 @@ def test_all_faults_at_once_keep_every_invariant_after_each_event(
     part: int,
 ) -> None:
     check_everything(range(part, SOME_SEEDS, PARTS))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_faults_at_once_keep_every_invariant_of_hyperband(part: int) -> None:
+    check_everything(range(part, 60, 4), "hyperband_with_everything")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_faults_at_once_keep_every_invariant_of_pbt(part: int) -> None:
+    check_everything(range(part, 60, 4), "pbt_with_everything")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_all_faults_at_once_keep_every_invariant_of_pb2(part: int) -> None:
+    check_everything(range(part, 24, 4), "pb2_with_everything")
 
 
 @pytest.mark.soak
@@ -174,7 +189,9 @@ class _Empty:
 def test_simulation_covers_every_event_type() -> None:
     found = [check("everything", seed) for seed in range(30)]
     found += searches("f22_poison") + searches("f23_bad_devices")
+    found += searches("hyperband_with_everything")
     expected = {kind.__name__ for kind in m.Event.__args__}
-    # `test_runner_state_machine` draws offers; `test_gpu_farm` draws printed errors and GPU use.
-    elsewhere = {"NodeOffered", "LogMatched", "DevicesUsed"}
+    # `test_runner_state_machine` draws offers; `test_gpu_farm` draws printed errors and GPU use;
+    # in `test_replay` searches stall.
+    elsewhere = {"NodeOffered", "LogMatched", "DevicesUsed", "SearchStalled"}
     assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten", *elsewhere}

@@ -15,15 +15,30 @@ from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.schedulers import (
+    PASHA,
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    MultiObjectiveASHA,
+    Resume,
+    Stop,
+    TrialScheduler,
+)
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
     Searcher,
 )
 from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+from tunemq_scheduler.stopping.budget import (
+    GPUHoursStopper,
+    MaximumTrialsStopper,
+    TargetStopper,
+)
 from tunemq_scheduler.stopping.plateau import ExperimentPlateauStopper, TrialPlateauStopper
-from tunemq_scheduler.stopping.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
+from tunemq_scheduler.stopping.stopper import CombinedStopper, FunctionStopper, Stopper
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
 
@@ -87,6 +102,21 @@ class Halving(TrialScheduler):
         return self.STOP if is_slow else self.CONTINUE
 
 
+class Rounds(TrialScheduler):
+    """A trial scheduler with actions as users write them: at step 3 it keeps the better half."""
+
+    def on_trial_result(self, runner, trial, result):
+        return self.PAUSE if result["training_iteration"] == 3 else self.CONTINUE
+
+    def on_stall(self, runner):
+        ranked = sorted(runner.get_trials(), key=lambda trial: trial.last_result["loss"])
+        half = (len(ranked) + 1) // 2
+        return [*map(Resume, ranked[:half]), *(Stop(one, "worse") for one in ranked[half:])]
+
+    def choose_trial_to_run(self, runner):
+        return next((one for one in runner.waiting() if one.status == "PENDING"), None)
+
+
 def asha(**options) -> TrialScheduler:
     return ASHAScheduler(max_t=9, reduction_factor=3, **options)
 
@@ -106,14 +136,22 @@ SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     "fifo": FIFOScheduler,
     "asha": asha,
     "asha_brackets": lambda: asha(brackets=2),
+    "asha_promotion": lambda: asha(type="promotion"),
+    "pasha": lambda: PASHA(max_t=9, reduction_factor=2),
+    "moasha": lambda: MultiObjectiveASHA(["loss", "training_iteration"], "min", max_t=9),
+    "hyperband": lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
+    "median": lambda: MedianStoppingRule("training_iteration", grace_period=3, hard_stop=False),
     "users_own": Halving,
+    "users_own_rounds": Rounds,
 }
 STOPPERS: dict[str, Callable[[], Stopper | None]] = {
     "none": lambda: None,
     "trial_plateau": lambda: TrialPlateauStopper("loss", std=0.15, num_results=3),
     "experiment_plateau": lambda: ExperimentPlateauStopper("loss", std=0.01, top=4, patience=90),
+    "gpu_hours": lambda: GPUHoursStopper(0.1),
+    "target": lambda: TargetStopper("loss", 0.01, "min"),
     "combined": lambda: CombinedStopper(
-        TrialPlateauStopper("loss", std=0.1, grace_period=5), NoopStopper()
+        TrialPlateauStopper("loss", std=0.1, grace_period=5), MaximumTrialsStopper(29)
     ),
     "function": lambda: FunctionStopper(lambda _trial, result: result["loss"] < 0.2),
 }
@@ -126,7 +164,7 @@ MIXES = [
     ("users_own_with_state", "asha_brackets", "combined"),
 ]
 #: Algorithms without saved state replay all events.
-STATELESS = {"optuna_sampler", "users_own", "function"}
+STATELESS = {"optuna_sampler", "users_own", "users_own_rounds", "function"}
 
 
 class TurnJournal:
@@ -172,9 +210,10 @@ class Asked:
                 suggestion = self.driver.algorithms.suggest(event.n, event.trial)
                 assert pack_config(suggestion.config) == event.config, event
                 self.suggestions += 1
-            self.driver.handle(event)
-            assert self.driver.journal_records[-1] == journal_record
             self.decisions += isinstance(event, m.ResultReported) and bool(journal_record.answers)
+            if not isinstance(event, m.ActionTaken):  # the scheduler takes its actions itself
+                self.driver.handle(event)
+        assert self.driver.journal_records == turn
         self.driver.end_turn()
 
 

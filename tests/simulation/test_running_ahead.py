@@ -10,7 +10,15 @@ from tests.simulation.farm import Search
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.schedulers import (
+    PASHA,
+    ASHAScheduler,
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    MultiObjectiveASHA,
+    TrialScheduler,
+)
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.result_conditions import Condition
 
@@ -23,7 +31,35 @@ def asha() -> TrialScheduler:
     return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3)
 
 
-SCHEDULERS = {"fifo": FIFOScheduler, "asha": asha}
+def hyperband() -> TrialScheduler:
+    return HyperBandScheduler(max_t=MAX_T, reduction_factor=3)
+
+
+def median() -> TrialScheduler:
+    return MedianStoppingRule("training_iteration", grace_period=3, hard_stop=False)
+
+
+def promotion() -> TrialScheduler:
+    return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3, type="promotion")
+
+
+def pasha() -> TrialScheduler:
+    return PASHA(max_t=MAX_T, reduction_factor=2)
+
+
+def moasha() -> TrialScheduler:
+    return MultiObjectiveASHA(["loss", "training_iteration"], "min", max_t=MAX_T)
+
+
+SCHEDULERS = {
+    "fifo": FIFOScheduler,
+    "asha": asha,
+    "asha, promotion": promotion,
+    "pasha": pasha,
+    "multi-objective asha": moasha,
+    "hyperband": hyperband,
+    "median": median,
+}
 
 
 def search(
@@ -67,9 +103,10 @@ def test_without_latency_running_ahead_and_lock_step_are_the_same_run(name: str)
         compare(ahead.outcome(), lock_step.outcome())
 
 
-def test_dying_nodes_keep_results_exact() -> None:
+@pytest.mark.parametrize("make", [asha, promotion, pasha, moasha, hyperband, median])
+def test_dying_nodes_keep_results_exact(make: Callable[[], TrialScheduler]) -> None:
     for seed in range(FEWER):
-        run = search(asha, seed, 0.1, deaths=0.5)
+        run = search(make, seed, 0.1, deaths=0.5)
         compare(run.outcome(), run.outcome_in_lock_step())
         assert comparable(run.replayed()) == comparable(run.runner)
 

@@ -121,7 +121,8 @@ def test_late_event_takes_no_more_calls_than_an_early_one(
     assert calls_per_entry() < 1.1 * early
 
 
-def test_a_finished_trial_takes_less_than_a_kibibyte() -> None:
+def test_a_finished_trial_takes_less_than_five_quarters_of_a_kibibyte() -> None:
+    # With the decision that ended it, of about 150 bytes (decision 0042).
     run = search(trials=1_500, nodes=50, deaths=0.0)
     tracemalloc.start()
     try:
@@ -133,4 +134,4 @@ def test_a_finished_trial_takes_less_than_a_kibibyte() -> None:
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown / (len(run.runner.finished) - finished) < 1024
+    assert grown / (len(run.runner.finished) - finished) < 1280

@@ -1,5 +1,33 @@
-"""A simulated farm, faults and a journal auditor, to test trial schedulers and searchers.
+"""Simulated searches, and a simulated farm with faults and a journal auditor.
 
-Nodes, trial processes, a store and their faults are simulated in virtual time, at a scale that
-exceeds one machine. The core and the loop are the real ones.
+`simulate` runs a search in virtual time over learning curves, in milliseconds. The other modules
+simulate nodes, trial processes, a store and their faults at a scale that exceeds one machine, to
+test TuneMQ itself. In both the core and the loop are the real ones.
 """
+
+from __future__ import annotations
+
+from tunemq.testing.check_scheduler import check_trial_scheduler
+from tunemq.testing.curves.curve_table import CurveTable, recorded_curves
+from tunemq.testing.curves.simulate import simulate
+from tunemq.testing.curves.simulation import (
+    BestPoint,
+    Decision,
+    SimulatedResult,
+    SimulatedTrial,
+    Simulation,
+)
+from tunemq.testing.curves.synthetic_curves import SyntheticCurves
+
+__all__ = [
+    "BestPoint",
+    "CurveTable",
+    "Decision",
+    "SimulatedResult",
+    "SimulatedTrial",
+    "Simulation",
+    "SyntheticCurves",
+    "check_trial_scheduler",
+    "recorded_curves",
+    "simulate",
+]

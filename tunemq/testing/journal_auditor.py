@@ -54,6 +54,10 @@ class _TrialRecord(msgspec.Struct):
     attempt: int = 0
     step: int = 0
     lineage: int = 0
+    #: It has reported nothing since it took over the state of a trial.
+    inherits: bool = False
+    #: The attempt that it left for that; what it saved counts.
+    left: int = -1
     is_over: bool = False
     is_complete: bool = False
     #: Checkpoints that it wrote while the attempt that wrote them was the newest.
@@ -90,6 +94,8 @@ class JournalAuditor:
         self._acknowledged: dict[str, int] = {}
         #: The batch being read: its node instance, and the number of the next event.
         self._batch: tuple[str, int, int] | None = None
+        #: The trials that took over a state and have not reported since.
+        self._inheriting: set[str] = set()
         self._has_removed = False
         self._store_due = 0
         self._checks: dict[type[c.Command], Callable[..., None]] = {
@@ -133,6 +139,10 @@ class JournalAuditor:
             self._begun(event.trial)
         elif isinstance(event, m.ExperimentResumed):
             self._resumed()
+        elif type(event) is m.ActionTaken:
+            self._acted(event.trial)
+        if self.runner.awaited or self._inheriting:
+            self._follow_inherited()
         for command in commands:
             check = self._checks.get(type(command))
             if check is not None:
@@ -158,7 +168,7 @@ class JournalAuditor:
             self._batch_read(event)
         elif type(event) is m.CheckpointWritten:
             book = self._books[event.trial]
-            if event.attempt == book.attempt:
+            if event.attempt in {book.attempt, book.left}:
                 book.written.add(event.key)
         elif type(event) is m.ConfigSuggested:
             if event.trial in self._books or event.n != len(self._books):
@@ -189,7 +199,33 @@ class JournalAuditor:
             book.is_complete = last is not None and last.done
             if trial.lineage != book.lineage:
                 book.lineage, book.step = trial.lineage, 0
+                book.left, book.inherits = book.attempt, trial.inherited is not None
+                self._inheriting.add(trial_id)
                 self._begun(trial_id)  # earlier lineages no longer count
+
+    def _acted(self, trial_id: str) -> None:
+        trial, book = self.runner.live.get(trial_id), self._books[trial_id]
+        if trial is None or trial.attempt == book.attempt:
+            return
+        if trial.lineage == book.lineage:  # its configuration changed while its node was away
+            self._begun(trial_id)
+            return
+        if trial.lineage != book.lineage + 1 or book.is_over:
+            self._broken("I2", trial_id, f"lineage {trial.lineage} follows {book.lineage}")
+        book.lineage, book.inherits, book.is_complete = trial.lineage, True, False
+        book.left = book.attempt
+        self._inheriting.add(trial_id)
+        self._begun(trial_id)
+
+    def _follow_inherited(self) -> None:
+        """Note where trials begin that took over a state; it is known once that is in the store."""
+        for trial_id in list(self._inheriting):
+            trial, book = self.runner.live.get(trial_id), self._books[trial_id]
+            if trial is None or not book.inherits or trial.inherited is None:
+                self._inheriting.discard(trial_id)
+                book.inherits = False
+            elif trial.newest is None:
+                book.step = trial.inherited.step
 
     def _begun(self, trial: str) -> None:
         book, attempt = self._books[trial], self.runner.live[trial].attempt
@@ -213,7 +249,7 @@ class JournalAuditor:
         if book.is_complete:
             self._broken("I3", command.trial, f"step {result.step} follows one that was its last")
         book.is_complete = result.done
-        book.step = result.step
+        book.step, book.inherits = result.step, False
 
     def _recorded_start(self, command: c.NotifyTrialStart) -> None:
         book = self._books[command.trial]
@@ -222,7 +258,7 @@ class JournalAuditor:
 
     def _recorded_checkpoint(self, command: c.NotifyCheckpoint) -> None:
         kept, book = command.checkpoint, self._books[command.trial]
-        if kept.attempt != book.attempt and kept.key not in book.written:
+        if kept.attempt not in {book.attempt, book.left} and kept.key not in book.written:
             self._broken("I4", command.trial, f"{kept.key} is kept, {book.attempt} is the newest")
         if self._store is not None and not self._store.has(kept.key):
             self._broken("I7", command.trial, f"{kept.key} is kept and not in the store")
@@ -241,6 +277,9 @@ class JournalAuditor:
             )
         if command.last_step != book.step:
             told = f"it is told that {command.last_step} is its last step, {book.step} is"
+            self._broken("I3", command.trial, told)
+        if book.inherits and command.restore and command.restore[0].step > command.last_step:
+            told = f"it continues from {command.restore[0]}, and at {command.last_step}"
             self._broken("I3", command.trial, told)
         node = self.runner.nodes[command.instance_id].node
         if node in self.runner.live[command.trial].excluded:

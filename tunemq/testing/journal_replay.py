@@ -36,7 +36,7 @@ class ReplayOutcome(msgspec.Struct):
     """The outcome of a run; two runs agree if these are equal.
 
     Attributes:
-        decisions: (trial, step, decision) in the journal's order.
+        decisions: (trial, step, decision) in the journal's order; the step of an action is 0.
         records: (trial, step, metrics) of every recorded result, in order.
         kept: the keys of the checkpoints that each trial kept.
         ends: (trial, status) in order.
@@ -54,6 +54,8 @@ class ReplayOutcome(msgspec.Struct):
         for entry in entries:
             if type(entry.event) is m.ConfigSuggested:
                 self.suggestions.append((entry.event.trial, entry.event.config))
+            if type(entry.event) is m.ActionTaken:
+                self.decisions.append((entry.event.trial, 0, entry.event.action))
             if entry.answers:
                 self.note(entry.answers, ())
         self.note((), commands)
@@ -108,6 +110,8 @@ def replay_lock_step(
     driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), ReplayOutcome()
     for entry in entries:
         event = entry.event
+        if isinstance(event, m.ActionTaken):
+            continue  # the algorithms take their actions themselves
         if isinstance(event, m.ConfigSuggested):
             seen.suggestions.append((event.trial, _suggested_again(algorithms, event)))
         try:
@@ -116,7 +120,9 @@ def replay_lock_step(
             raise InvariantBroken(
                 f"the recorded events do not fit the decisions in lock-step: {error}"
             ) from error
-        seen.note(driver.journal_records[-1].answers, driver.commands)
+        cause, *actions = driver.journal_records
+        seen.note(cause.answers, driver.commands)
+        seen.note_turn(actions, ())
         driver.end_turn()
     return seen
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tunemq.testing.simulated_store import SimulatedStore
 from tunemq.testing.simulated_uploads import SimulatedUploads, UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
@@ -225,9 +227,11 @@ class SimulatedTrialProcesses:
             "time_total_s": process.elapsed,
         }
         done = self._is_done(process)
-        events: list[m.NodeEvent] = [self._result(process, metrics, seconds, done=done)]
         frequency = self._frequency
-        if (frequency and process.step % frequency == 0) or (done and self._saves_at_end):
+        is_due = frequency > 0 and process.step % frequency == 0
+        result = self._result(process, metrics, seconds, done=done)
+        events: list[m.NodeEvent] = [msgspec.structs.replace(result, is_saved=is_due)]
+        if is_due or (done and self._saves_at_end):
             if self._uploads.waiting(process.order.trial, process.node) > self._uploads_waiting:
                 process.unsaved = done
                 self._saving[process.order.trial, process.node] = process

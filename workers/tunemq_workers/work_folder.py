@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from tunemq_shared.base.errors import ConfigError
 from tunemq_workers.broker.outbox_spool import is_spool
 from tunemq_workers.logs import output_files
-from tunemq_workers.processes.child_process import log_path
+from tunemq_workers.processes.child_process import LOGS, log_path
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import own_files
@@ -43,6 +46,39 @@ PERIOD_S: Final = 20.0
 _SUFFIX: Final = ".log"
 
 _log = logging.getLogger(__name__)
+
+
+def check_ours(workdir: str) -> None:
+    """Check that no other program's files are where a worker removes its own.
+
+    Raises:
+        ConfigError: there are some; names the folder.
+    """
+    if is_marked(workdir):
+        return
+    for name in (*OF_TRIALS, LOGS, LOCK):
+        path = os.path.join(workdir, name)
+        is_ours = not os.path.lexists(path)
+        with suppress(OSError):
+            is_ours = set(os.listdir(path)) <= {"lost+found"}  # of a disk that is mounted there
+        if not is_ours:
+            raise ConfigError(
+                f"{path} is not TuneMQ's: no worker has worked in {workdir} before, and this one "
+                "would remove or replace it. Name another --workdir, such as a new folder."
+            )
+
+
+def is_marked(workdir: str) -> bool:
+    """Return whether a worker was started there before: its lock file holds a pid."""
+    try:
+        # A file "lock" of another program may be anything, also a FIFO.
+        lock = os.open(os.path.join(workdir, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(lock).st_mode) and os.read(lock, 32).strip().isdigit()
+    finally:
+        os.close(lock)
 
 
 def forkserver_log(folder: str, number: int) -> str:

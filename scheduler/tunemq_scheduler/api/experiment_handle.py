@@ -17,14 +17,12 @@ from tunemq_scheduler.api.farm_answer_types import (
 from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.api.log_following import follow
 from tunemq_scheduler.core.trials.trial import FINISHED as OVER
-from tunemq_scheduler.experiment.open_experiment import ResumeOptions
-from tunemq_scheduler.experiment.restore import can_restore, restored, results_so_far
+from tunemq_scheduler.experiment.restore import can_restore, foreign_results
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.output.terminal.harmless import write_output
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_shared.base.errors import JournalError, NoScheduler, RedisUnavailable, TuneError
-from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.objects.s3_address import parse_address, parse_beside
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol.farm_requests import (
@@ -48,13 +46,24 @@ class ExperimentHandle:
         trainable: the experiment's trainable.
         identity: the experiment's id, which a later one of this name does not have; empty accepts
             any experiment of this name.
+        metric, mode: those of the experiment's ``TuneConfig``, for its results.
     """
 
-    def __init__(self, address: str, name: str, trainable: Any, identity: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        trainable: Any,
+        identity: str = "",
+        *,
+        metric: str | None = None,
+        mode: str | None = None,
+    ) -> None:
         self.address = address
         self.name = name
         self._id = identity
         self._trainable = trainable
+        self._metric, self._mode = metric, mode
 
     def __repr__(self) -> str:
         return f"ExperimentHandle({self.name!r})"
@@ -109,7 +118,9 @@ class ExperimentHandle:
         """Return the results of the experiment's trials so far.
 
         On another machine than the scheduler's, each call fetches them from the farm's store into
-        the results folder, without checkpoints.
+        the results folder, without checkpoints. Nothing that stands there is executed: values of a
+        configuration that are more than plain data, tuples, sets and numbers are shown as
+        ``<pickled, N bytes>``. `Tuner.restore` loads them, as it trusts the store.
 
         Raises:
             TuneError: this machine cannot read the results; the message says where they are. Or
@@ -127,8 +138,9 @@ class ExperimentHandle:
                 "which this machine cannot read. Give the farm a store, or run `tunemq show "
                 f"{self.name}`."
             )
-        found = restored(place, self._trainable, ResumeOptions(), read_only=detail.experiment.id)
-        results = results_so_far(found, self._trainable)
+        results = foreign_results(
+            place, detail.experiment.id, self._trainable, metric=self._metric, mode=self._mode
+        )
         is_finished = detail.experiment.state is ExperimentState.FINISHED
         if is_finished and any(result.status not in OVER for result in results):
             raise TuneError(
@@ -183,7 +195,7 @@ class ExperimentHandle:
             detail: of the experiment.
             store: the farm's address, whose settings the experiment's lacks.
         """
-        if can_restore(detail.folder) and self._is_of(detail.folder, detail.experiment.id):
+        if self._is_of(detail.folder, detail.experiment.id):
             return detail.folder
         address = detail.store
         if is_remote(address) and is_remote(store):
@@ -204,4 +216,4 @@ def _show(data: bytes) -> None:
 
 
 def _tell(text: str) -> None:
-    tell(f"tunemq: {harmless(text)}")
+    tell(f"tunemq: {text}")

@@ -107,6 +107,7 @@ class TrialRow(FarmAnswer, frozen=True, kw_only=True):
         preemptions: how often it was paused to free slots for another experiment.
         repeated: how many steps it ran again because it was stopped or lost after them.
         note: why it waits, or the last line of its error.
+        decision: the newest decision about it, in words.
         devices_used: its use of each GPU, without the current attempt.
     """
 
@@ -122,6 +123,7 @@ class TrialRow(FarmAnswer, frozen=True, kw_only=True):
     preemptions: int = 0
     repeated: int = 0
     note: str = ""
+    decision: str = ""
     devices_used: tuple[DeviceUseRow, ...] = ()
 
 
@@ -179,10 +181,26 @@ class RequestDone(FarmAnswer, frozen=True, kw_only=True):
     state: ExperimentState | None = None
 
 
+class DecisionRow(FarmAnswer, frozen=True, kw_only=True):
+    """A decision about a trial; see `tunemq_scheduler.core.trial_decisions.TrialDecision`."""
+
+    step: int
+    action: str
+    reason: str = ""
+    source: str = ""
+    lineage: int = 0
+    elapsed_s: float = 0.0
+
+
 class Explanation(FarmAnswer, frozen=True, kw_only=True):
-    """Answer to `ExplainState`: messages for the user, the most important one first."""
+    """Answer to `ExplainState`: messages for the user, the most important one first.
+
+    Attributes:
+        decisions: the newest decisions about the trial, oldest first; ``lines`` has them, too.
+    """
 
     lines: tuple[str, ...]
+    decisions: tuple[DecisionRow, ...] = ()
 
 
 class GpuRow(FarmAnswer, frozen=True, kw_only=True):

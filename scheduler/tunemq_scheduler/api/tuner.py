@@ -279,7 +279,14 @@ class Tuner:
         )
         with FarmClient(address) as client:
             submitted = submit_pickled(client, pickled, submit_options, prepared.trainable_name)
-        return ExperimentHandle(address, submitted.name, self._trainable, submitted.id)
+        return ExperimentHandle(
+            address,
+            submitted.name,
+            self._trainable,
+            submitted.id,
+            metric=prepared.tune.metric,
+            mode=prepared.tune.direction,
+        )
 
     def _experiment(self) -> Experiment:
         trainable, space, tune, run = self._unused_parts()

@@ -27,6 +27,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         is_apart: whether nodes do not access its folder, and run trials in folders of the node.
         is_shared: whether several machines run trials in its folder.
         is_resumed: whether an earlier run may have packed configurations.
+        is_foreign: whether values of configurations are not loaded if that could run code.
         trainable_name: the first part of every trial's name.
     """
 
@@ -56,6 +57,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     log_patterns: tuple[str, ...] = ()
     is_resumed: bool = False
+    is_foreign: bool = False
 
     @property
     def store_address(self) -> str:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
@@ -32,9 +32,9 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     host: str
     place: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
     born: int
-    since: float
+    since: Annotated[float, msgspec.Meta(ge=0, le=2**37)]
 
     @classmethod
     def this_process(cls) -> Self:

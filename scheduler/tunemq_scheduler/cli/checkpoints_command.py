@@ -153,11 +153,11 @@ def _agreed(chosen: Iterable[JournalledCheckpoint]) -> bool:
 
 def _with_bar(chosen: list[JournalledCheckpoint], what: str) -> Iterable[JournalledCheckpoint]:
     """Yield each checkpoint; shows a bar of the bytes done if stderr is a terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=sum(one.committed.size for one in chosen))
         for one in chosen:
-            bar.update(task, description=f"{what} {one.key}")
+            bar.update(task, description=f"{what} {clean(one.key)}")
             yield one
             bar.advance(task, one.committed.size)
 

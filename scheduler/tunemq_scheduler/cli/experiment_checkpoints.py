@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunemq_scheduler.core.trial_runner import TrialRunner
-from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
-from tunemq_scheduler.journal.journal_files import FILE_NAME
-from tunemq_scheduler.journal.journal_reader import recover
-from tunemq_shared.base.errors import CheckpointError, ConfigError, StoreError
+from tunemq_scheduler.journal.journal_files import FILE_NAME, TURNS_SUFFIX, numbers
+from tunemq_scheduler.journal.journal_reader import RecoveredJournal, recover
+from tunemq_scheduler.journal.journal_replay import replay_as_far_as_possible, replay_recovered
+from tunemq_shared.base.errors import CheckpointError, ConfigError, JournalError, StoreError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.checkpoints.manifest import MANIFEST, MAX_MANIFEST
 from tunemq_shared.checkpoints.open_store import (
@@ -52,11 +52,6 @@ class JournalledCheckpoint:
         """Its key in the store."""
         return self.committed.key
 
-    @property
-    def trial_name(self) -> str:
-        """The name of its trial's folder."""
-        return self.key.partition("/")[0]
-
 
 class ExperimentCheckpoints:
     """All checkpoints of one experiment, and the store that holds them.
@@ -74,12 +69,16 @@ class ExperimentCheckpoints:
 
     def all(self) -> list[JournalledCheckpoint]:
         """All checkpoints, sorted by trial, oldest first."""
-        return [
-            JournalledCheckpoint(trial, committed, committed is kept[-1])
-            for trial in sorted([*self.runner.finished, *self.runner.live])
-            if (kept := self.runner.summary(trial).checkpoints)
-            for committed in kept
-        ]
+        found = []
+        held: dict[str, list[CheckpointCommitted]] = {}
+        for one in self.runner.book.condemned():
+            held.setdefault(one.trial, []).append(one)
+        for trial in sorted([*self.runner.finished, *self.runner.live]):
+            summary = self.runner.summary(trial)
+            newest = "" if summary.checkpoint is None else summary.checkpoint.key
+            kept = [*held.get(trial, ()), *summary.checkpoints]
+            found += [JournalledCheckpoint(trial, one, one.key == newest) for one in kept]
+        return found
 
     def there(self) -> set[str]:
         """The keys of all checkpoints in the store, including those that the journal lacks."""
@@ -104,17 +103,19 @@ class ExperimentCheckpoints:
     def named(self, name: str) -> JournalledCheckpoint:
         """Find the checkpoint with this key; for a trial's id or name, its newest one.
 
+        The newest one of a trial that continues from the state of another may be that one's.
+
         Raises:
             CheckpointError: There is none.
         """
-        found = None
-        for one in self.all():
-            if one.key == name:
-                return one
-            if name in {one.trial, one.trial_name}:
-                found = one
+        by_key, key = {one.key: one for one in self.all()}, name
+        for trial in (*self.runner.finished, *self.runner.live):
+            is_named = name == trial or name.endswith(f"_{trial}")
+            if is_named and (newest := self.runner.summary(trial).checkpoint) is not None:
+                key = newest.key
+        found = by_key.get(key)
         if found is None:
-            keys = [one.key for one in self.all()]
+            keys = list(by_key)
             there_are = ", ".join(keys[:5]) + (" ..." if len(keys) > 5 else "") or "none"
             raise CheckpointError(
                 f"{without_settings(self.address)} has no checkpoint {name!r}; give a key, or a "
@@ -132,27 +133,53 @@ def opened(experiment: str) -> Iterator[ExperimentCheckpoints]:
         JournalError: Its journal cannot be read.
         StoreError: Its store cannot be reached.
     """
+    with opened_journal(experiment) as (runner, own_store):
+        is_copy = is_remote(experiment)
+        local = os.path.abspath(os.path.expanduser(experiment.removeprefix("file://")))
+        address = canonical_address(experiment) if is_copy else own_store or local
+        store = open_store(address)
+        try:
+            yield ExperimentCheckpoints(runner, store, address)
+        finally:
+            store.close()
+
+
+@contextmanager
+def opened_journal(experiment: str) -> Iterator[tuple[TrialRunner, str]]:
+    """Replay the journal of the experiment at a local folder or at its address in a store.
+
+    Yields:
+        The state at its end, and the address of its store; empty for none.
+
+    Raises:
+        ConfigError: There is no experiment.
+        JournalError: Its journal cannot be read.
+        StoreError: Its store cannot be reached.
+    """
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
         if is_remote(experiment):
-            address = canonical_address(experiment)
-            folder = _fetched_journal(address, scratch)
+            folder = _fetched_journal(canonical_address(experiment), scratch)
         else:
             folder = Path(os.path.expanduser(experiment.removeprefix("file://"))).absolute()
-            address = ""
         path = folder / FILE_NAME
         if not path.exists():
             raise ConfigError(
                 f"{experiment} is not an experiment: it has no {FILE_NAME}. Give the folder of "
                 "a search, or its address in a store."
             )
-        found = recover(path)
-        runner = replay_recovered(found)
-        address = address or found.header.store or str(folder)
-        store = open_store(address)
+        found = _recovered_while_used(path)
+        yield replay_recovered(found), found.header.store
+
+
+def _recovered_while_used(path: Path) -> RecoveredJournal:
+    """Read a journal; repeats if a snapshot of its running search removed files meanwhile."""
+    while True:
+        files = numbers(path, TURNS_SUFFIX)
         try:
-            yield ExperimentCheckpoints(runner, store, address)
-        finally:
-            store.close()
+            return recover(path)
+        except JournalError:
+            if numbers(path, TURNS_SUFFIX) == files:
+                raise
 
 
 def _fetched_journal(address: str, scratch: str) -> Path:

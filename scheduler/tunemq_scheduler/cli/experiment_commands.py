@@ -14,6 +14,7 @@ from tunemq_scheduler.cli.shared_arguments import (
     add_command,
     add_experiment,
     named,
+    run,
     tell,
     whole_number,
     write_json,
@@ -86,9 +87,18 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     rm.add_argument("--files", action="store_true", help="also remove results and checkpoints")
     rm.add_argument("--yes", action="store_true", help="do not ask before removing files")
     why = add_command(
-        groups, "why", tell_why, "explain why a trial or an experiment waits, or ended"
+        groups,
+        "why",
+        tell_why,
+        "explain why a trial or an experiment waits, or ended",
+        more=(
+            "For a trial also each decision about it. NAME may be the folder of an experiment or "
+            "of a trial, such as ./results/first, or the address of an experiment in a store: "
+            "its journal is read, and no farm is asked."
+        ),
     )
     add_experiment(why, trial=_TRIAL)
+    why.set_defaults(run=explain)
 
 
 def list_experiments(client: FarmClient, options: argparse.Namespace) -> int:
@@ -177,15 +187,29 @@ def remove(client: FarmClient, options: argparse.Namespace) -> int:
     return _done(client, r.RemoveExperiment(name=name, with_files=options.files), options)
 
 
+def explain(options: argparse.Namespace) -> int:
+    """Explain a trial or an experiment by its journal if that is named, else by its farm."""
+    from tunemq_scheduler.cli.explained_results import explain_results, is_place
+
+    if not is_place(options.experiment):
+        return run(tell_why, options)
+    _show_explanation(explain_results(options.experiment, options.trial), options)
+    return 0
+
+
 def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
     """Explain why an experiment or trial waits or ended."""
     name, trial = named(options)
     why = client.ask(r.ExplainState(name=name, trial=trial), a.Explanation)
+    _show_explanation(why, options)
+    return 0
+
+
+def _show_explanation(why: a.Explanation, options: argparse.Namespace) -> None:
     if options.json:
         write_json(why)
     else:
         sys.stdout.writelines(f"{harmless(line)}\n" for line in why.lines)
-    return 0
 
 
 def _done(client: FarmClient, request: r.FarmRequest, options: argparse.Namespace) -> int:

@@ -168,7 +168,8 @@ def _note(row: a.ExperimentRow) -> str:
 
 
 def _trial_note(trial: a.TrialRow) -> str:
-    told = [trial.note] if trial.note else []
+    newest = trial.note or trial.decision
+    told = [newest] if newest else []
     if trial.preemptions:
         told.append(
             f"preempted {trial.preemptions} times" if trial.preemptions > 1 else "preempted"

@@ -17,7 +17,6 @@ import msgspec
 
 from tunemq_scheduler.cli.shared_arguments import whole_number
 from tunemq_scheduler.experiment.bring_experiment import check_newest_here
-from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.copy_signing_keys import known_journal_signer
 from tunemq_scheduler.journal.damage_check import JournalCheckResult, examine
 from tunemq_scheduler.journal.fetch_copy import fetch_journal
@@ -32,6 +31,7 @@ from tunemq_scheduler.journal.journal_files import (
 from tunemq_scheduler.journal.journal_frames import JournalFrames
 from tunemq_scheduler.journal.journal_headers import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.journal_reader import RecoveredJournal, read_header
+from tunemq_scheduler.journal.journal_replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.journal.salvage import SalvageResult, salvage
 from tunemq_shared.base.depth_and_integer_limits import MOST_IN_MESSAGES
@@ -185,8 +185,8 @@ def _as_json(turn: int, journal_record: JournalRecord) -> str:
 
 def _fields(event: Any) -> dict[str, Any]:
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    if isinstance(fields.get("config"), bytes):
-        fields["config"] = peek_config(fields["config"])
+    if isinstance(config := fields.get("config"), bytes):
+        fields["config"] = peek_config(config) if config else None  # an action may have none
     return {name: _plain(value) for name, value in fields.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tunemq_scheduler.api.farm_answer_types import (
@@ -138,16 +139,12 @@ def submit(client: FarmClient, options: argparse.Namespace) -> int:
 
 def _attached(client: FarmClient, submitted: ExperimentSubmitted, *, is_json: bool) -> int:
     from tunemq_scheduler.api.log_following import follow
+    from tunemq_scheduler.output.terminal.harmless import write_output
 
     name = submitted.name
     behind = f", behind {submitted.ahead} other(s)" if submitted.ahead else ""
     tell(f"{name} is queued{behind}. Ctrl-C leaves it running.")
-    out = sys.stderr if is_json else sys.stdout
-
-    def show(data: bytes) -> None:
-        out.write(data.decode(errors="replace"))
-        out.flush()
-
+    show = partial(write_output, sys.stderr if is_json else sys.stdout)
     try:
         page: LogPage = follow(client, name, identity=submitted.id, show=show, tell=tell)
     except KeyboardInterrupt:

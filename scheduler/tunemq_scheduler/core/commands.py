@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Horizon
 
@@ -136,11 +137,15 @@ class NotifyTrialStart(Command, frozen=True):
 
 
 class NotifyResult(Command, frozen=True):
-    """A new result is in the journal; ``done`` marks the trial's last one."""
+    """A new result is in the journal; ``done`` marks the trial's last one.
+
+    ``decisions``: those about the trial since its result before, up to those about this one.
+    """
 
     trial: str
     result: m.ResultReported
     done: bool
+    decisions: tuple[TrialDecision, ...] = ()
 
 
 class NotifyCheckpoint(Command, frozen=True):
@@ -218,6 +223,25 @@ class WarnTrialEnd(Command, frozen=True):
     hostname: str
     step: int
     saved: int
+
+
+class StateTaken(Command, frozen=True):
+    """The checkpoint for which a trial waits is kept for it; the turn must be journalled."""
+
+    trial: str
+
+
+class WarnStateLost(Command, frozen=True):
+    """A trial cannot continue from the state of ``source`` that it was to take, which was lost.
+
+    It continues from an older one, of ``step``; if that is 0 it keeps its own state, or where
+    ``source`` is the trial itself begins from nothing. ``has_none``: ``source`` saves none.
+    """
+
+    trial: str
+    source: str
+    step: int
+    has_none: bool = False
 
 
 # --- to the store ---------------------------------------------------------------------------------

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tunemq_shared.protocol.messages import ResultReported
-from tunemq_shared.protocol.result_conditions import TRAINING_ITERATION, Horizon, lookup
+from tunemq_shared.protocol.result_conditions import (
+    TRAINING_ITERATION,
+    Condition,
+    Horizon,
+    lookup,
+)
 from tunemq_shared.trial.results import measured
 
 
@@ -17,8 +22,13 @@ def value_of(result: ResultReported, key: str) -> Any:
 
 def reaches(result: ResultReported, horizon: Horizon) -> bool:
     """Whether the result meets any condition of ``horizon``; it never meets an empty horizon."""
+    return reached(result, horizon) is not None
+
+
+def reached(result: ResultReported, horizon: Horizon) -> Condition | None:
+    """Return the first condition of ``horizon`` that the result meets, if any."""
     for condition in horizon:
         value = value_of(result, condition.key)
         if value is not None and value >= condition.bound:
-            return True
-    return False
+            return condition
+    return None

@@ -8,6 +8,7 @@ import msgspec
 
 from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_shared.protocol.messages import CheckpointRef
+from tunemq_shared.protocol.result_conditions import Horizon
 
 #: The actions for a trial that fails after it printed a matching line.
 DO_NOT_RETRY: Final = "do_not_retry"
@@ -45,6 +46,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_excluded_nodes: how many failures that exclude a node do not count as the trial's own;
             -1 means any number.
         nodes_may_come: whether a trial that excludes all present nodes waits for another one.
+        stop: the stop criteria, which trial processes check; here they only explain ends.
     """
 
     max_concurrent: int = 0
@@ -59,6 +61,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_rules: tuple[LogRule, ...] = ()
     max_excluded_nodes: int = 2
     nodes_may_come: bool = True
+    stop: Horizon = ()
 
     def action_of(self, pattern: str) -> str:
         """Return the action for a match; empty if the current rules lack the pattern."""

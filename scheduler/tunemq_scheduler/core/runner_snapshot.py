@@ -133,6 +133,8 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
     for trial in read.live:
         trial.checkpoints.rule = read.settings.keep
         runner.live[trial.trial_id] = trial
+        if trial.inherited is not None and trial.awaits_state:
+            runner.awaited.setdefault(trial.inherited.source, {})[trial.trial_id] = None
     runner.finished.update(
         (trial, packed) for trial, packed in finished.items() if trial not in runner.live
     )

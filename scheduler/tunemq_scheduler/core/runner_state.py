@@ -71,6 +71,8 @@ class RunnerState:
         #: The finished trials whose summaries changed since `forget_changes`.
         self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
+        #: Trial -> the trials that wait for a checkpoint of it; derived from `Trial.inherited`.
+        self.awaited: dict[str, dict[str, None]] = {}
         self.alone: dict[str, str] = {}
         self.queue = WaitingTrials(self.is_suspect, self.placement.unreserve)
         #: Trial -> the away nodes that ran it or hold checkpoints of it; some may be back.
@@ -143,11 +145,24 @@ class RunnerState:
         """Whether the experiment wants no further configuration."""
         return self.exhausted or bool(self.stopping or self.interrupted)
 
+    def may_add_trial(self) -> bool:
+        """Whether the search may get another trial before one of those that it has ends."""
+        limit = self.settings.max_concurrent
+        return not self.ends and not 0 < limit <= self._unfinished()
+
+    def has_unplaced_trial(self) -> bool:
+        """Whether a trial is PENDING or PAUSED and does not wait for another one's checkpoint."""
+        awaiting = sum(map(len, self.awaited.values()))
+        return self.counts[PENDING] + self.counts[PAUSED] > awaiting
+
+    def _unfinished(self) -> int:
+        return self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
+
     def wants_config(self) -> bool:
         """Whether to ask for a configuration: it could start now, or shows whether more come."""
         if self.ends:
             return False
-        unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
+        unfinished = self._unfinished()
         if not unfinished and self.settings.nodes_may_come:
             # No trial is left. Only the search algorithm knows whether more come and what they
             # request, and it may be long until a node has room: one configuration waits visibly.

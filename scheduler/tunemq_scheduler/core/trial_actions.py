@@ -6,9 +6,18 @@ handled.
 
 from __future__ import annotations
 
-from tunemq_scheduler.core.commands import Command, NotifyTrialEnd, StopTrial, WarnTrialEnd
+from msgspec.structs import replace
+
+from tunemq_scheduler.core.commands import (
+    Command,
+    NotifyTrialEnd,
+    PauseTrial,
+    StopTrial,
+    WarnTrialEnd,
+)
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial_decisions import REASON_CHARACTERS, TrialDecision
 from tunemq_scheduler.core.trials.trial import ERROR, PAUSED, PENDING, RUNNING, TERMINATED, Trial
 from tunemq_shared.protocol import messages as m
 
@@ -40,6 +49,11 @@ class TrialActions(RunnerState):
         self.counts[status] += 1
         self.queue.follow(trial)
 
+    def decided(self, trial: Trial, action: str, reason: str, source: str = "") -> None:
+        """Keep a decision about a trial, before it is carried out."""
+        step, kept = trial.last_step, reason[:REASON_CHARACTERS]
+        trial.keep_decision(TrialDecision(step, action, kept, source, trial.lineage, self.elapsed))
+
     # --- waiting for a slot -----------------------------------------------------------------------
 
     def set_aside(self, trial: Trial) -> None:
@@ -49,8 +63,9 @@ class TrialActions(RunnerState):
         its next result. The trial repeats all steps since its last checkpoint; the runner drops the
         recorded ones.
         """
-        status = PAUSED if trial.pausing else PENDING
+        status = trial.status_without_process
         trial.ending = trial.pausing = ""
+        trial.resuming = False
         self.move(trial, status)
 
     def try_again(self, trial: Trial) -> None:
@@ -64,12 +79,29 @@ class TrialActions(RunnerState):
             trial.preemptions += 1
         self.set_aside(trial)
 
+    def pause(self, trial: Trial, reason: str) -> None:
+        """Pause a trial by a decision; one without a process only ceases to wait for a slot."""
+        trial.pausing, trial.resuming = reason or "it was paused", False
+        if trial.status == RUNNING:
+            self.commands.append(PauseTrial(*self.where(trial)))
+        elif trial.status == PENDING:
+            self.move(trial, PAUSED)
+
+    def resume(self, trial: Trial) -> None:
+        """Let a paused trial wait for a slot; one that is being paused waits once it has paused."""
+        if trial.status == PAUSED:
+            trial.pausing = ""
+            self.move(trial, PENDING)
+        elif trial.pausing:
+            trial.resuming = True
+
     # --- the end ----------------------------------------------------------------------------------
 
     def stop(self, trial: Trial, reason: str) -> None:
         """Stop a trial; a running one ends once its process has sent its remaining events."""
         if trial.is_finished or trial.stop_ordered:
             return
+        self.decided(trial, m.STOP, reason)
         if trial.status == RUNNING:
             self.commands.append(StopTrial(*self.where(trial)))
             trial.stop_ordered = True
@@ -89,6 +121,8 @@ class TrialActions(RunnerState):
         self.move(trial, status)
         trial.reason, trial.ending = reason, ""
         self.commands.append(NotifyTrialEnd(trial.trial_id, status, reason, early, had_run))
+        if trial.awaits_state:
+            self.leave_inherited(trial)
         self.forget_if_over(trial)
 
     def end_in_error(self, trial: Trial, reason: str) -> None:
@@ -126,7 +160,8 @@ class TrialActions(RunnerState):
             self._warn_of_end(trial, failure)
 
     def _warn_of_end(self, trial: Trial, failure: FailureEvent | None) -> None:
-        saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
+        own = trial.checkpoints.since(trial.first_attempt)
+        saved = max((one.step for one in own if one.is_wanted), default=0)
         hostname = self.hostname_of(trial)
         self.commands.append(
             WarnTrialEnd(trial.trial_id, failure, hostname, trial.last_step, saved)
@@ -143,6 +178,23 @@ class TrialActions(RunnerState):
                 if node in self.away:
                     self.end_attempts(node, trial.trial_id)
             self.commands += self.book.trial_over(trial)
+
+    # --- states of other trials -------------------------------------------------------------------
+
+    def leave_inherited(self, trial: Trial) -> None:
+        """Stop waiting for the state that a trial was to inherit, and stop keeping it."""
+        self.stop_awaiting(trial)
+        self.commands += self.book.release(trial)
+
+    def stop_awaiting(self, trial: Trial) -> None:
+        """Stop waiting for the state that a trial was to inherit."""
+        inherited = trial.inherited
+        if inherited is not None and inherited.is_awaited:
+            waiting = self.awaited[inherited.source]
+            del waiting[trial.trial_id]
+            if not waiting:
+                del self.awaited[inherited.source]
+            trial.inherited = replace(inherited, is_awaited=False, key="")
 
     # --- nodes that are away ----------------------------------------------------------------------
 

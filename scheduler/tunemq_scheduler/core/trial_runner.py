@@ -17,21 +17,22 @@ Its state is in `tunemq_scheduler.core.runner_state`, the steps in the life of a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.handlers import failure_events, node_events, offer_events
+from tunemq_scheduler.core.handlers.action_events import action_taken
 from tunemq_scheduler.core.handlers.checkpoint_events import about_checkpoint
 from tunemq_scheduler.core.handlers.experiment_resumed import resumed
+from tunemq_scheduler.core.handlers.inherited_states import review_awaited
 from tunemq_scheduler.core.resource_demand import ANY_NUMBER, UsageTracker
-from tunemq_scheduler.core.result_lookup import reaches
+from tunemq_scheduler.core.result_lookup import reached, reaches, value_of
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import restore
 from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_scheduler.core.trials.trial import (
-    PAUSED,
     PENDING,
     REACHED_ITS_END,
     RUNNING,
@@ -43,6 +44,9 @@ from tunemq_shared.base.errors import BugError
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.device_use import add_up
 from tunemq_shared.protocol.result_conditions import next_result
+
+#: Frequent events that concern no trial in particular; if one changes a trial, commands follow.
+_FREQUENT: Final = (m.Tick, m.BatchRead)
 
 
 class TrialRunner(TrialActions):
@@ -61,8 +65,12 @@ class TrialRunner(TrialActions):
             self._config_suggested(event, answers)
         elif type(event) is m.ExperimentResumed:
             resumed(self, event, answers)
+        elif type(event) is m.ActionTaken:
+            action_taken(self, event, answers)
         else:
             self._HANDLERS[type(event)](self, event)
+        if self.awaited and (self.commands or self.away or type(event) not in _FREQUENT):
+            review_awaited(self, getattr(event, "trial", None))
         return self.commands
 
     @classmethod
@@ -105,14 +113,26 @@ class TrialRunner(TrialActions):
             return
         trial.story.append(event)
         failure_events.got_on(self, trial, event)
-        trial.last_result, trial.repeated_result = event, None
+        trial.last_result, trial.repeated_result, trial.changes_since_result = event, None, 0
+        if event.is_saved:
+            trial.saved_step = event.step
         if review is ResultReview.FINAL:
             # The trial ends later, when its process has reported the fate of its last checkpoint.
+            if not trial.ending:
+                self._note_criterion(trial, event)
             trial.ending = trial.ending or REACHED_ITS_END
         elif review is ResultReview.DUE:
             self._decide(trial, event, answers)
-        is_last = event.done or trial.is_finished
-        self.commands.insert(0, c.NotifyResult(event.trial, event, is_last))
+        is_last, due = event.done or trial.is_finished, trial.take_due_decisions()
+        self.commands.insert(0, c.NotifyResult(event.trial, event, is_last, due))
+
+    def _note_criterion(self, trial: Trial, event: m.ResultReported) -> None:
+        """Keep which stop criterion a trial's last result reached, if any."""
+        criterion = reached(event, self.settings.stop)
+        if criterion is not None:
+            key, value = criterion.key, value_of(event, criterion.key)
+            reason = f"{key} {value:g} has reached the stop criterion {criterion.bound:g}"
+            self.decided(trial, m.STOP, reason)
 
     def _decide(
         self, trial: Trial, event: m.ResultReported, answers: Sequence[m.AlgorithmAnswer]
@@ -123,13 +143,11 @@ class TrialRunner(TrialActions):
                 case m.HorizonSet() if not reaches(event, answer.horizon):
                     trial.run_until = answer.horizon
                 case m.DecisionMade(decision=m.STOP):
+                    self.decided(trial, m.STOP, answer.reason)
                     self.end_early(trial, answer.reason)
                 case m.DecisionMade(decision=m.PAUSE):
-                    trial.pausing = answer.reason or "it was paused"
-                    if trial.status == RUNNING:
-                        self.commands.append(c.PauseTrial(*self.where(trial)))
-                    else:  # the run was interrupted: the process is already stopping
-                        self.move(trial, PAUSED)
+                    self.decided(trial, m.PAUSE, answer.reason)
+                    self.pause(trial, answer.reason)
                 case _:
                     pass
         if trial.status == RUNNING and not trial.pausing:
@@ -169,6 +187,7 @@ class TrialRunner(TrialActions):
         trial.attempt = max(trial.attempt, self.attempts_from) + 1
         # It may have been pausing, or ending, when its run was interrupted.
         trial.ending = trial.pausing = ""
+        trial.resuming = False
         trial.matched = {}
         slot = self.slots.take_on(trial, self.place_of(trial))
         if self.is_suspect(trial):
@@ -249,6 +268,9 @@ class TrialRunner(TrialActions):
         elif trial.trial_id in self.giving_way:
             self.gave_way(trial)
         elif trial.status == RUNNING:
+            trial.saves_nothing = trial.last_step > 0 and not (
+                trial.saved_step or trial.has_checkpoint or trial.inherited
+            )
             self.set_aside(trial)
 
     def _slot_freed(self, event: m.SlotFreed) -> None:
@@ -294,7 +316,7 @@ class TrialRunner(TrialActions):
         for trial in self.live.values():
             if trial.status == RUNNING and not trial.stop_ordered:
                 self.commands.append(c.StopTrial(*self.where(trial)))
-                self.move(trial, PAUSED if trial.pausing else PENDING)
+                self.move(trial, trial.status_without_process)
 
     # --- nodes and event batches ------------------------------------------------------------------
 
@@ -339,6 +361,7 @@ class TrialRunner(TrialActions):
         m.NodeReturned: node_events.returned,
         m.DevicesWithheld: node_events.withheld,
         m.SearchExhausted: _search_exhausted,
+        m.SearchStalled: lambda _runner, _event: None,
         m.TrialChosen: _trial_chosen,
         m.StopRequested: _stop_requested,
         m.RunInterrupted: _interrupted,

@@ -10,20 +10,30 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tunemq_scheduler.base.plugin_calls import P, T, call_plugin
 from tunemq_scheduler.core.commands import NotifyTrialEnd
+from tunemq_scheduler.core.placement.placement import Placement
 from tunemq_scheduler.core.trials.trial import ERROR
 from tunemq_scheduler.results.trial_view import TrialView
-from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
+from tunemq_scheduler.schedulers import SchedulerDecision, TrialScheduler, read_answer
+from tunemq_scheduler.schedulers.decisions import reason_text
 from tunemq_scheduler.search.algorithm_states import Stateful, pack_state, state_of, unpack_state
 from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
-from tunemq_scheduler.stopping.stopper import Stopper
+from tunemq_scheduler.stopping.stopper import Stopper, reason_of
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.result_conditions import TO_THE_END, Horizon, lookup, next_result
+from tunemq_shared.protocol.result_conditions import (
+    TO_THE_END,
+    Horizon,
+    first_that_holds,
+    lookup,
+    next_result,
+)
+
+_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _ask_scheduler(call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
@@ -42,18 +52,45 @@ class RunnerView:
     """A trial scheduler's view of the search.
 
     Attributes:
-        trials: returns the trials that have not ended; set by the loop.
+        trials: the trials that have not ended, or ended lately; the driver of events sets it.
+        is_any_unplaced: whether a trial waits for a slot or is paused; ``may_add``: whether the
+            search may add a trial.
+        placement: the nodes' resources, of which it only reads; the driver of events sets it.
         placeable: yields what `waiting` returns; the loop sets it while it calls
             `TrialScheduler.choose_trial_to_run`.
     """
 
     def __init__(self) -> None:
-        self.trials: Callable[[], Iterable[TrialView]] = list
+        self.trials: Mapping[str, TrialView] = {}
+        self.is_any_unplaced: Callable[[], bool] = bool
+        self.may_add: Callable[[], bool] = bool
+        self.placement = Placement()
         self.placeable: Callable[[], Iterator[TrialView]] = _none
 
     def get_trials(self) -> list[TrialView]:
-        """Return the trials that have not ended."""
-        return list(self.trials())
+        """Return the trials that have not ended, by number."""
+        return [trial for trial in self.trials.values() if not trial.is_finished]
+
+    def get_trial(self, trial_id: str) -> TrialView | None:
+        """Return a trial that has not ended; None if there is none with this id."""
+        trial = self.trials.get(trial_id)
+        return None if trial is None or trial.is_finished else trial
+
+    def has_waiting(self) -> bool:
+        """Return whether trials wait for a slot or are paused, or further ones may come."""
+        return self.is_any_unplaced() or self.may_add()
+
+    def expects_trials(self) -> bool:
+        """Return whether the search may add trials while those that it has are unfinished."""
+        return self.may_add()
+
+    def total_resources(self) -> dict[str, float]:
+        """Return all nodes' resources together."""
+        return self.placement.total
+
+    def capacity(self, resources: dict[str, float]) -> int:
+        """Return how many trials with this request all nodes could run if they ran no others."""
+        return self.placement.capacity(resources)
 
     def waiting(self) -> Iterator[TrialView]:
         """Yield the trials that could be placed now, longest waiting first; evaluated lazily."""
@@ -88,6 +125,9 @@ class AlgorithmDriver:
         """Begin without any trial."""
         self.view = RunnerView()
         self._stopped_by_scheduler: set[str] = set()
+        self._actions: list[m.ActionTaken] = []
+        #: In lock-step: the horizon of each trial that was asked for last.
+        self._declared: dict[str, Horizon | None] = {}
 
     @property
     def search_name(self) -> str:
@@ -102,7 +142,7 @@ class AlgorithmDriver:
 
     def added(self, trial: TrialView) -> list[m.AlgorithmAnswer]:
         """Announce a new trial; return the horizon up to which it may run."""
-        _ask_scheduler(self.scheduler.on_trial_add, self.view, trial)
+        self._call_scheduler("on_trial_add", trial)
         return [m.HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
     def taken_up(self, trial: TrialView, *, is_continued: bool) -> list[m.AlgorithmAnswer]:
@@ -142,6 +182,14 @@ class AlgorithmDriver:
             f"the trial scheduler chose {chosen!r}, which is not waiting for a slot."
         )
 
+    def exhausted(self) -> None:
+        """Announce that no further trials come."""
+        self._call_scheduler("on_search_exhausted")
+
+    def stalled(self) -> None:
+        """Announce that no trial runs and none was chosen."""
+        self._call_scheduler("on_stall")
+
     # --- results ----------------------------------------------------------------------------------
 
     def told(
@@ -159,6 +207,15 @@ class AlgorithmDriver:
             shown = self._shown(trial.full_result(event))
             _ask_search(self.search.on_trial_result, trial.trial_id, shown)
 
+    @property
+    def observes(self) -> bool:
+        """Whether the trial scheduler wants to see results before a horizon."""
+        return type(self.scheduler).observe is not TrialScheduler.observe
+
+    def observe(self, trial: TrialView, result: dict[str, Any]) -> None:
+        """Show a result before the trial's horizon to the trial scheduler."""
+        _ask_scheduler(self.scheduler.observe, self.view, trial, self._shown(result))
+
     def decide(
         self, trial: TrialView, result: dict[str, Any], step: int
     ) -> list[m.AlgorithmAnswer]:
@@ -171,41 +228,46 @@ class AlgorithmDriver:
         if stopper is not None and call_plugin(
             "the stopper", stopper, trial.trial_id, self._shown(result)
         ):
-            reason = f"{type(stopper).__name__} stopped it"
+            reason = reason_text(reason_of(stopper, "it"))
             return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
-        scheduler = self.scheduler
-        told = _ask_scheduler(scheduler.on_trial_result, self.view, trial, self._shown(result))
-        verdict = read_verdict(scheduler, told)
+        if self.lock_step and self.observes and not self._is_due(trial, result):
+            self.observe(trial, result)
+            return []
+        verdict = self._call_scheduler(
+            "on_trial_result", trial, self._shown(result), about=trial.trial_id
+        )
         if verdict == m.STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
-            reason = verdict.reason or f"{type(scheduler).__name__} stopped it"
+            reason = reason_text(verdict.reason) or f"{type(self.scheduler).__name__} stopped it"
             return [m.DecisionMade(trial.trial_id, step, m.STOP, reason)]
         if verdict == m.PAUSE:
-            reason = verdict.reason or f"{type(scheduler).__name__} paused it"
+            reason = reason_text(verdict.reason) or f"{type(self.scheduler).__name__} paused it"
             answers.append(m.DecisionMade(trial.trial_id, step, m.PAUSE, reason))
+        horizon = self._horizon(trial, step)
         if not self.lock_step:
-            answers.append(m.HorizonSet(trial.trial_id, self._horizon(trial, step)))
+            answers.append(m.HorizonSet(trial.trial_id, horizon))
         return answers
 
     def enough(self) -> str:
         """Return why a stopper ends the whole experiment now; empty if it does not."""
         stopper = self.stopper
         if stopper is not None and call_plugin("the stopper", stopper.stop_all):
-            return f"{type(stopper).__name__} stopped the experiment"
+            return reason_text(reason_of(stopper, "the experiment"))
         return ""
 
     def ended(self, trial: TrialView, end: NotifyTrialEnd) -> None:
         """Report a trial's end to the algorithms, but not to a trial scheduler that stopped it."""
-        scheduler = self.scheduler
         if trial.trial_id in self._stopped_by_scheduler:
             self._stopped_by_scheduler.discard(trial.trial_id)
         elif end.status == ERROR:
-            _ask_scheduler(scheduler.on_trial_error, self.view, trial)
+            self._call_scheduler("on_trial_error", trial)
         elif not end.had_run:
-            _ask_scheduler(scheduler.on_trial_remove, self.view, trial)
+            self._call_scheduler("on_trial_remove", trial)
         else:
-            result = self._shown(trial.last_result)
-            _ask_scheduler(scheduler.on_trial_complete, self.view, trial, result)
+            self._call_scheduler("on_trial_complete", trial, self._shown(trial.last_result))
+        if self.stopper is not None:
+            shown = self._shown(trial.last_result)
+            call_plugin("the stopper", self.stopper.on_trial_complete, trial.trial_id, shown)
         tell = self.search.on_trial_complete
         error = end.status == ERROR
         _ask_search(tell, trial.trial_id, self._shown(trial.last_result) or None, error, end.early)
@@ -214,6 +276,41 @@ class AlgorithmDriver:
         """Follow the journalled decision, whatever the algorithm answered during replay."""
         if not any(isinstance(one, m.DecisionMade) and one.decision == m.STOP for one in answers):
             self._stopped_by_scheduler.discard(trial)
+
+    # --- actions ----------------------------------------------------------------------------------
+
+    def take_actions(self) -> list[m.ActionTaken]:
+        """Return the actions that the trial scheduler answered since the last call."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def refuse(self, action: m.ActionTaken, why: str) -> SearchFailed:
+        """Return the error for an action that the search cannot take."""
+        return SearchFailed(
+            f"{type(self.scheduler).__name__} answered {action.action} for trial {action.trial!r}: "
+            f"{why}"
+        )
+
+    def acted(self, event: m.ActionTaken) -> None:
+        """Note an action before the runner handles it."""
+        if event.action == m.STOP:
+            self._stopped_by_scheduler.add(event.trial)
+
+    def exploits(self, trial: TrialView, step: int) -> list[m.AlgorithmAnswer]:
+        """Return the horizon of a trial that continues from the state of another, at ``step``."""
+        return [m.HorizonSet(trial.trial_id, self._horizon(trial, step))]
+
+    def _call_scheduler(self, method: str, *args: Any, about: str = "") -> SchedulerDecision:
+        """Call a method of the trial scheduler; keep the actions that it returns.
+
+        ``about`` is the trial about which it decides, if any.
+        """
+        scheduler = self.scheduler
+        answer = _ask_scheduler(getattr(scheduler, method), self.view, *args)
+        decision, actions = read_answer(scheduler, method, answer, about)
+        default_reason = f"{type(scheduler).__name__} decided it"
+        self._actions += [one.event(default_reason) for one in actions]
+        return decision
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -254,9 +351,10 @@ class AlgorithmDriver:
 
     def _horizon(self, trial: TrialView, step: int) -> Horizon:
         """Return how far a trial may run before the scheduler or the stopper must be asked."""
-        if self.lock_step:
-            return next_result(step)
         horizon = _ask_scheduler(self.scheduler.horizon, trial)
+        if self.lock_step:
+            self._declared[trial.trial_id] = horizon
+            return next_result(step)
         parts = [horizon]
         if self.stopper is not None:
             parts.append(call_plugin("the stopper", self.stopper.horizon, trial.trial_id))
@@ -264,9 +362,17 @@ class AlgorithmDriver:
             return next_result(step)
         return tuple(condition for part in parts for condition in part or TO_THE_END)
 
+    def _is_due(self, trial: TrialView, result: dict[str, Any]) -> bool:
+        """In lock-step: whether a result reaches the horizon that the trial scheduler declared."""
+        declared = self._declared.get(trial.trial_id)
+        return declared is None or first_that_holds(declared, result) is not None
+
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a result, which an algorithm may change."""
-        shown = copy.deepcopy(result)
+        shown = {  # most values are plain, and deepcopy is slow
+            key: value if type(value) in _IMMUTABLE else copy.deepcopy(value)
+            for key, value in result.items()
+        }
         if self.worst_for_nonfinite and self.metric is not None:
             value = lookup(result, self.metric)
             if isinstance(value, float) and not math.isfinite(value):

@@ -13,12 +13,13 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
-from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible
 from tunemq_scheduler.journal import journal_files
 from tunemq_scheduler.journal.copy_layout import TUNER
 from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others, is_copy_ahead
 from tunemq_scheduler.journal.journal_files import FILE_NAME, LOCK
 from tunemq_scheduler.journal.journal_lock import JournalLock
+from tunemq_scheduler.journal.journal_replay import replay_as_far_as_possible
+from tunemq_scheduler.output.callback_states import STATES_FILE
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
 from tunemq_scheduler.storage.last_run import (
     RECORD,
@@ -98,6 +99,10 @@ def bring_experiment(
         copied.replace(tuner)
     elif message_signer.is_signed:
         tuner.unlink(missing_ok=True)
+    states = Path(folder, STATES_FILE)
+    if message_signer.is_signed and states.exists():
+        states.unlink()
+        _log.warning("%s is not restored: in the store it has no signature.", STATES_FILE)
     if record is not None:
         write_record(str(fetched), record)
     target = Path(folder, FILE_NAME)
@@ -223,6 +228,7 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
         ):
             continue
         path = folder.joinpath(*parts)
+        _make_room(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         fetched = folder / _FETCHED_FILE
         fetched.unlink(missing_ok=True)  # an earlier attempt was cut off
@@ -233,3 +239,9 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
             continue
         shutil.copyfile(fetched, path)  # a process may have the file open as its output
         fetched.unlink()
+
+
+def _make_room(path: Path) -> None:
+    """Remove a folder where a file is to be: a worker may have named an object like that before."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)

@@ -23,6 +23,7 @@ from tunemq_scheduler.output.terminal.notice_text import (
     format_checkpoint_event,
     format_failing_node,
     format_lost_node,
+    format_state_lost,
     format_superseded,
     format_trial_end,
     format_unreported,
@@ -313,7 +314,9 @@ class ExperimentLoop:
         for place in reversed(range(len(journal_records))):
             batch = journal_records[place].event
             if isinstance(batch, m.BatchRead):
-                last = batch.first + len(journal_records) - place - 2
+                behind = journal_records[place + 1 :]
+                handled = sum(type(one.event) is not m.ActionTaken for one in behind)
+                last = batch.first + handled - 1
                 if last < batch.last:
                     read = m.BatchRead(batch.instance_id, batch.first, last, self._cursor_before)
                     self.runner.handle(read)
@@ -414,7 +417,10 @@ class ExperimentLoop:
         else:
             self._waits_since = None
         self._place_waiting()
-        self._check_choice()
+        if self._is_stalled():
+            self.driver.handle(m.SearchStalled())
+            self._place_waiting()
+            self._check_choice()
 
     def _note_exhausted(self) -> None:
         """End the search if the count of configurations shows that no more come; needs no node."""
@@ -425,21 +431,29 @@ class ExperimentLoop:
         if most is not None and runner.suggested >= most and not runner.ends:
             self.driver.handle(m.SearchExhausted())
 
-    def _check_choice(self) -> None:
-        """Require that the trial scheduler chooses a trial if none runs and one could.
+    def _is_stalled(self) -> bool:
+        """Whether no trial runs, and the trial scheduler chose none of those that could.
 
-        No result and no end of a trial would give it a reason to answer differently later.
+        No result and no end of a trial would give it a reason to choose differently later.
         """
         runner, counts = self.runner, self.runner.counts
         if counts[RUNNING] or len(runner.slots) or runner.next_wake() is not None:
-            return
+            return False
         first = next(runner.waiting(), None)
-        if first is None or (first.status == PAUSED and counts[PENDING]):
-            return  # the pending trials wait for a node, which may come
+        # If only paused trials could start, the pending ones wait for a node, which may come.
+        return first is not None and not (first.status == PAUSED and counts[PENDING])
+
+    def _check_choice(self) -> None:
+        """Require that a trial runs, or that there is a reason to wait."""
+        counts = self.runner.counts
+        if not self._is_stalled():
+            return
+        first = next(self.runner.waiting())
         scheduler = type(self.algorithms.scheduler).__name__
         raise SearchFailed(
             f"all {counts[PENDING] + counts[PAUSED]} trials that are not over are {first.status}, "
-            f"and {scheduler} lets none of them continue (choose_trial_to_run returned None)."
+            f"and {scheduler} lets none of them continue (choose_trial_to_run returned None, and "
+            "on_stall resumed and stopped none of them)."
         )
 
     def _check_search_timeout(self) -> None:
@@ -498,6 +512,8 @@ class ExperimentLoop:
                 removals.append(command)
             elif isinstance(command, c.WarnFailingNode):
                 self._warnings.append(format_failing_node(command))
+            elif isinstance(command, c.WarnStateLost):
+                self._warnings.append(format_state_lost(command))
             elif isinstance(command, c.WarnTrialEnd):
                 at_end = self.plan.checkpoint_at_end
                 self._warnings.append(format_trial_end(command, saves_at_end=at_end))

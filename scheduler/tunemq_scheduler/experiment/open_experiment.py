@@ -21,10 +21,10 @@ from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.core.trials.trial import ERROR, TERMINATED
 from tunemq_scheduler.experiment.event_driver import EventDriver
-from tunemq_scheduler.experiment.journal_replay import begin
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_headers import JournalHeader, JournalSnapshot
+from tunemq_scheduler.journal.journal_replay import begin
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import ResultRepair

@@ -20,12 +20,12 @@ import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.experiment.bring_experiment import bring_experiment, is_only_fetched
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.open_experiment import ResumeOptions, StopCriteria
 from tunemq_scheduler.journal.fetch_copy import copied_id, has_others
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_lock import is_being_written
 from tunemq_scheduler.journal.journal_reader import read_header, recover
+from tunemq_scheduler.journal.journal_replay import replay_recovered
 from tunemq_scheduler.results.lazy_results import trial_results
 from tunemq_scheduler.results.result_grid import ResultGrid
 from tunemq_scheduler.search.domain_types import Domain, Function
@@ -88,7 +88,6 @@ def restored(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
     is_own_code: bool = False,
-    read_only: str | None = None,
 ) -> RestoredExperiment:
     """Find the experiment, and check new arguments against those of the original run.
 
@@ -100,9 +99,6 @@ def restored(
         is_own_code: the search's own code made the arguments anew. The saved search space and seed
             count, as far as they can be loaded: code may make others each time, by the clock or in
             the order of a set, and values without a representation cannot be compared.
-        read_only: the beginning of the id of the experiment whose results are to be read; None: it
-            is to be resumed. From an address they are fetched anew, however often, and never into
-            a folder in which the experiment ran.
 
     Raises:
         ConfigError: there is none, or it cannot resume like this; says why.
@@ -111,7 +107,7 @@ def restored(
     """
     place = os.fspath(path)
     address = canonical_address(place) if is_remote(place) else ""
-    folder = _fetched(address, read_only) if address else _local(place)
+    folder = _fetched(address, None) if address else _local(place)
     saved = read_tuner(folder)
     header = read_header(Path(folder) / FILE_NAME)
     _check_trainable(trainable, saved)
@@ -153,26 +149,65 @@ def results_so_far(found: RestoredExperiment, trainable: Any) -> ResultGrid:
     Raises:
         JournalError: the journal cannot be read.
     """
-    journal = Path(found.folder) / FILE_NAME
+    return _results(
+        found.folder, found.store, trainable, metric=found.tune.metric, mode=found.tune.direction
+    )
+
+
+def foreign_results(
+    place: str, identity: str, trainable: Any, *, metric: str | None, mode: str | None
+) -> ResultGrid:
+    """Return the results so far of a farm's experiment; executes nothing of what stands there.
+
+    Others may have written to the store. Values of configurations whose loading could run code
+    are shown as `PickledValue`.
+
+    Args:
+        place: its folder, or its address in a store, from which they are fetched anew, however
+            often, and never into a folder in which the experiment ran.
+        identity: the beginning of the experiment's id.
+        trainable, metric, mode: those that were submitted.
+
+    Raises:
+        ConfigError: there is none, or it is another one.
+        JournalError: its journal cannot be read.
+        StoreError: its store cannot be reached.
+    """
+    folder = _fetched(canonical_address(place), identity) if is_remote(place) else _local(place)
+    store = read_header(Path(folder) / FILE_NAME).store
+    return _results(folder, store, trainable, metric=metric, mode=mode, is_foreign=True)
+
+
+def _results(
+    folder: str,
+    store: str,
+    trainable: Any,
+    *,
+    metric: str | None,
+    mode: str | None,
+    is_foreign: bool = False,
+) -> ResultGrid:
+    journal = Path(folder) / FILE_NAME
     may_run = is_being_written(journal)  # asked first: the search may end while it is read
     recovered = recover(journal)
     plan = ExperimentPlan(
-        experiment=os.path.basename(found.folder),
+        experiment=os.path.basename(folder),
         experiment_id=recovered.header.experiment_id,
         events_key="",
-        folder=found.folder,
+        folder=folder,
         trainable_name=_name_of(trainable),
         code=BlobRef("", 0, ""),
         environment=Environment("", (), {}, ()),
-        store=found.store,
+        store=store,
+        is_foreign=is_foreign,
     )
     runner = replay_recovered(recovered)
     may_run = may_run or not runner.is_finished  # a killed one has written its files in part
     return ResultGrid(
         trial_results(runner, plan, may_run=may_run),
-        experiment_path=found.folder,
-        metric=found.tune.metric,
-        mode=found.tune.direction,
+        experiment_path=folder,
+        metric=metric,
+        mode=mode,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -88,8 +89,10 @@ def prepare(
     seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
     metric, mode = tune.metric, tune.direction
     searcher, max_concurrent = make_searcher(tune.search_alg, tune.max_concurrent_trials)
-    search = SearchGenerator(searcher, _space(param_space), tune.num_samples, metric, mode, seed)
+    space = checked_space(param_space)
+    search = SearchGenerator(searcher, space, tune.num_samples, metric, mode, seed)
     scheduler = make_scheduler(tune.scheduler, metric, mode, seed)
+    run = _saving_for(scheduler, trainable, run)
     stop, stopper = make_stopping(run.stop)
     needed = (*metric_names(metric), *metric_names(scheduler.metric), *search.required_metrics)
     required = tuple(dict.fromkeys(needed))
@@ -123,6 +126,7 @@ def prepare(
                 max_bytes=run.checkpoint_config.byte_limit,
             ),
             request=_same_for_all(trainable),
+            stop=stop,
         ),
         resources_for=lambda config: resources_of(trainable, config),
         required_metrics=required,
@@ -144,7 +148,12 @@ def _named(trainable: Any) -> Any:
     return trainable
 
 
-def _space(param_space: Any) -> dict[str, Any]:
+def checked_space(param_space: Any) -> dict[str, Any]:
+    """Return a search space after a check of its type, keys and depth; empty for None.
+
+    Raises:
+        ConfigError: it is no dict, or a key or its depth is invalid.
+    """
     if param_space is None:
         return {}
     if not isinstance(param_space, dict):
@@ -170,12 +179,32 @@ def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
             )
 
 
+def _saving_for(scheduler: TrialScheduler, trainable: Any, run: RunConfig) -> RunConfig:
+    """Let a class trainable save as often as a scheduler needs that exploits its checkpoints.
+
+    Raises:
+        ConfigError: it would save none, and the scheduler does not know when it should.
+    """
+    original, needed = attached_to(trainable).original, scheduler.checkpoint_interval
+    is_class = isinstance(original, type) and issubclass(original, Trainable)
+    if needed == 0 or not is_class or run.checkpoint_config.checkpoint_frequency:
+        return run
+    if needed is None:
+        raise ConfigError(
+            f"{type(scheduler).__name__} lets trials continue from each other's checkpoints, and "
+            f"{original.__name__} saves none: set CheckpointConfig(checkpoint_frequency=...), at "
+            "best so that it saves at each perturbation."
+        )
+    saving = replace(run.checkpoint_config, checkpoint_frequency=needed)
+    return replace(run, checkpoint_config=saving)
+
+
 def _check_arguments(trainable: Any, param_space: Any, tune: TuneConfig) -> None:
     """Check that the search space contains the parameters that a command names."""
     original = attached_to(trainable).original
     if not isinstance(original, Executable) or (not param_space and tune.search_alg is not None):
         return  # the search algorithm has its own space and names
-    original.check_names(dict(parameter_names(read_space(_space(param_space)))))
+    original.check_names(dict(parameter_names(read_space(checked_space(param_space)))))
 
 
 def _check_callbacks(callbacks: Any) -> None:

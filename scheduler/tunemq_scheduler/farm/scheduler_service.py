@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -17,11 +18,11 @@ from tunemq_scheduler.farm.common.results_lock import hold_results
 from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
 from tunemq_scheduler.farm.farm_settings import read_settings
 from tunemq_scheduler.farm.monitoring.head_metrics import HeadWatch
+from tunemq_scheduler.farm.monitoring.listen_address import AddressInUse
 from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
 from tunemq_scheduler.farm.monitoring.metrics_snapshot import FarmSnapshot, waiting_snapshot
 from tunemq_scheduler.storage.folders import OWN_FOLDER, farm_results_folder
 from tunemq_shared.base.errors import BugError, ConfigError, TuneError, UserError
-from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.base.unpickling import never_unpickle
 from tunemq_shared.broker.redis_address import parse_address
 from tunemq_shared.checkpoints.open_store import open_objects
@@ -101,7 +102,10 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
             read_term,
         )
         from tunemq_scheduler.farm.service.supervisor import FarmConfig, Supervisor
-        from tunemq_scheduler.farm.service.take_over import find_lost_searches
+        from tunemq_scheduler.farm.service.take_over import (
+            find_lost_searches,
+            refuse_unknown_searches,
+        )
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.signing_downgrade import refuse_unsigned
 
@@ -119,6 +123,10 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         lost=lost,
     )
     own = Path(results, OWN_FOLDER)
+    # A scheduler on a full disk keeps no term.
+    is_used = read_term(own / "term") or any((own / "experiments").glob("*"))
+    if not (service.take_over or is_used):
+        refuse_unknown_searches(service.url, results)
     held = hold_results(own, farm.address)
     reports = _Reports(service, health, results, store)
     me = LeaseHolder.this_process()
@@ -144,6 +152,10 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
         os.close(held)
 
 
+#: Seconds between two tries to serve metrics where another process has the port.
+_METRICS_RETRY_S: Final = 10.0
+
+
 class _Reports:
     """Reports the scheduler's health, and its metrics if they were asked for, until `close`.
 
@@ -155,18 +167,32 @@ class _Reports:
         self, service: ServeArguments, health: ServiceHealth, results: str, store: str
     ) -> None:
         self._health = health
-        self._metrics: tuple[MetricsServer, HeadWatch] | None = None
+        self._service = service
+        self._server: MetricsServer | None = None
+        self._head: HeadWatch | None = None
+        self._next_try = 0.0
         if service.metrics is not None:
             with installed_packages_first("prometheus_client"):
-                server = MetricsServer(service.metrics, service.metrics_hosts)
-            _tell(f"Metrics are at {server.address}")
+                self._listen()
             own = Path(results, OWN_FOLDER)
-            self._metrics = server, HeadWatch(service.url, results, store, own, os.environ)
+            self._head = HeadWatch(service.url, results, store, own, os.environ)
+
+    def _listen(self) -> None:
+        """Serve metrics; a farm must not stand still because another process has the port."""
+        is_first, self._next_try = not self._next_try, time.monotonic() + _METRICS_RETRY_S
+        try:
+            server = MetricsServer(self._service.metrics or "", self._service.metrics_hosts)
+        except AddressInUse as problem:
+            if is_first:
+                _tell(f"{problem} Without metrics until then: tried every {_METRICS_RETRY_S:g} s.")
+            return
+        self._server = server
+        _tell(f"Metrics are at {server.address}")
 
     @property
     def are_wanted(self) -> bool:
         """Whether anybody receives them."""
-        return self._metrics is not None or self._health.is_wanted
+        return self._head is not None or self._health.is_wanted
 
     def waits(self, status: str, full_s: float) -> None:
         """Report that the scheduler waits to begin; see `SchedulerLease.claim`."""
@@ -186,15 +212,18 @@ class _Reports:
 
     def close(self) -> None:
         """Stop serving metrics."""
-        if self._metrics is not None:
-            server, head = self._metrics
-            head.close()
-            server.close()
+        if self._head is not None:
+            self._head.close()
+        if self._server is not None:
+            self._server.close()
 
     def _export(self, newest: FarmSnapshot) -> None:
-        if self._metrics is not None:
-            server, head = self._metrics
-            server.publish(msgspec.structs.replace(newest, head=head.seen()))
+        if self._head is None:
+            return
+        if self._server is None and time.monotonic() >= self._next_try:
+            self._listen()
+        if self._server is not None:
+            self._server.publish(msgspec.structs.replace(newest, head=self._head.seen()))
 
 
 def _made(results: str) -> str:
@@ -225,4 +254,4 @@ def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
 
 
 def _tell(text: str) -> None:
-    tell(f"tunemq scheduler: {harmless(text)}")
+    tell(f"tunemq scheduler: {text}")

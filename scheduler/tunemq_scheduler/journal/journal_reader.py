@@ -131,15 +131,18 @@ def read_header(path: Path) -> JournalHeader:
     """Read the header of a journal.
 
     Raises:
-        JournalError: there is no journal, or another version wrote it.
+        JournalError: there is no journal, another version wrote it, or it cannot be read.
         JournalCorrupt: it is damaged.
     """
-    present = numbers(path, TURNS_SUFFIX)
-    if not present:
-        raise JournalError(f"the journal {path} does not exist.")
-    first = turns_file(path, present[-1])
-    for frame in JournalFrames(first):
-        return decode_header(frame.payload, SegmentHeader, first).of_journal()
+    try:
+        present = numbers(path, TURNS_SUFFIX)
+        if not present:
+            raise JournalError(f"the journal {path} does not exist.")
+        first = turns_file(path, present[-1])
+        for frame in JournalFrames(first):
+            return decode_header(frame.payload, SegmentHeader, first).of_journal()
+    except OSError as error:
+        raise JournalError(f"the journal {path} cannot be read: {error.strerror}.") from error
     raise JournalCorrupt(str(first), 0, "it has no header")
 
 

@@ -19,6 +19,7 @@ from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import put_away
 from tunemq_scheduler.output.terminal.display_base import Display
 from tunemq_scheduler.results.callback import Callback
+from tunemq_scheduler.results.decision_rows import result_row
 from tunemq_scheduler.results.result import sign_of
 from tunemq_scheduler.results.trial_failures import (
     FailureLog,
@@ -145,9 +146,7 @@ class CallbackDispatcher:
     # --- helpers ----------------------------------------------------------------------------------
 
     def _result(self, command: c.NotifyResult, trial: TrialView) -> None:
-        result = trial.full_result(command.result)
-        if command.done and not command.result.done:
-            result = {**result, "done": True}
+        result = result_row(trial, command)
         if self._metric is not None:
             self._compare(trial, result, self._metric)
         for logger in self._loggers:
@@ -162,7 +161,7 @@ class CallbackDispatcher:
         if isinstance(value, int | float) and math.isfinite(value):
             best, number = self.best, float(value)  # it may be a boolean, or too large to be sent
             if best is None or self._sign * number > self._sign * best[1]:
-                self.best = (trial.trial_id, number, trial.config)
+                self.best = (trial.trial_id, number, result.get("config", trial.config))
 
     def _failure(self, command: c.NotifyFailure, trial: TrialView) -> None:
         failure = recorded_failure(command, trial.trial_name, trial.num_failures)

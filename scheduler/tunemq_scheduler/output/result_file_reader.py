@@ -1,7 +1,8 @@
 """Reads a trial's rows from ``result.json`` and ``progress.csv``, and ignores other data there.
 
 A trial's code runs in the folder of these files, so it may append to them, truncate them or replace
-them. A row counts only if it names its trial and its step.
+them. A row counts only if it names its trial and its step. Its *place* is its lineage and its step:
+a trial that continues from the state of another begins a new lineage, whose steps may be lower.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import csv
 import json
 import os
 from collections.abc import Container, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,18 +19,24 @@ from tunemq_scheduler.results.csv_cells import cells_of, columns_of
 from tunemq_shared.base.decoding_errors import NO_JSON, UNDECODABLE
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read
-from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
+from tunemq_shared.trial.results import LINEAGE, TRAINING_ITERATION, TRIAL_ID
+
+#: The lineage and the step of a row, which grow in a file.
+RowPlace: TypeAlias = tuple[int, int]
 
 #: The longest row: a result has at most 1 MiB, and its JSON is at most a few times as long. The
 #: header of a table has the columns of all results.
 MOST_ROW_BYTES: Final = 2**28
 #: How many bytes at the end of a file are searched for the last row.
 _TAIL_BYTES: Final = 2**16
+#: The place of a line of the search that is no row.
+_NO_ROW: Final = (0, 0)
 
 
 class _Row(msgspec.Struct):
     training_iteration: int
     trial_id: str
+    lineage: int = 0
 
 
 _decode_row: Final = msgspec.json.Decoder(_Row).decode
@@ -46,13 +53,13 @@ class FileContents(NamedTuple):
     """The contents of a result file.
 
     Attributes:
-        rows: the trial's rows by step, ascending.
+        rows: the trial's rows by place, ascending.
         end: where the last whole line ends.
         torn: the number of bytes after it.
         is_own: whether the file contains nothing else.
     """
 
-    rows: dict[int, FileRow]
+    rows: dict[RowPlace, FileRow]
     end: int
     torn: int
     is_own: bool
@@ -69,20 +76,20 @@ def read_rows(path: str, trial: str) -> FileContents:
     Raises:
         StoreError: the file cannot be read.
     """
-    by_step: dict[int, FileRow] = {}
-    is_own, last, end, torn = True, 0, 0, 0
-    for line, begin, step in _lines(path, trial):
+    rows: dict[RowPlace, FileRow] = {}
+    is_own, last, end, torn = True, _NO_ROW, 0, 0
+    for line, begin, place in _lines(path, trial):
         if not line.endswith(b"\n"):
-            torn, is_own = len(line), is_own and step is not None
+            torn, is_own = len(line), is_own and place is not None
             break
         end = begin + len(line)
-        if step is None:
+        if place is None:
             is_own = False
-        elif step:
-            is_own = is_own and step > last
-            last = step
-            by_step.setdefault(step, FileRow(begin, end - 1))
-    return FileContents(dict(sorted(by_step.items())), end, torn, is_own)
+        elif place != _NO_ROW:
+            is_own = is_own and place > last
+            last = place
+            rows.setdefault(place, FileRow(begin, end - 1))
+    return FileContents(dict(sorted(rows.items())), end, torn, is_own)
 
 
 def has_rows(path: str, trial: str) -> bool:
@@ -104,11 +111,11 @@ def is_of_search(path: str, trial: str) -> bool:
     return is_file and read_rows(path, trial).is_own
 
 
-def ends_with(path: str, trial: str, step: int) -> bool:
-    """Return whether the last row of a trial's result file has this step; reads only its end.
+def ends_with(path: str, trial: str, place: RowPlace | None) -> bool:
+    """Return whether the last row of a trial's result file has this place; reads only its end.
 
     Args:
-        step: 0 if there should be no row.
+        place: None if there should be no row.
 
     Raises:
         StoreError: the file cannot be read.
@@ -122,13 +129,14 @@ def ends_with(path: str, trial: str, step: int) -> bool:
             file.seek(begin)
             *lines, torn = file.read().split(b"\n")
     except FileNotFoundError:
-        return not step
+        return place is None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
     columns = _columns(head) if is_table else None
     if not lines:
-        return not (step or torn) and size == len(head) and bool(columns or not head)
-    return not torn and step > 0 and step_of(lines[-1], columns, trial) == step
+        is_empty = place is None and not torn and size == len(head)
+        return is_empty and bool(columns or not head)
+    return not torn and place is not None and place_of(lines[-1], columns, trial) == place
 
 
 def lines_in(path: str, rows: Iterable[FileRow]) -> Iterator[bytes]:
@@ -148,18 +156,18 @@ def lines_in(path: str, rows: Iterable[FileRow]) -> Iterator[bytes]:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def results_in(path: str, trial: str, steps: Container[int]) -> Iterator[dict[str, Any]]:
-    """Yield the results of these steps in ``result.json``, each once, in ascending order.
+def results_in(path: str, trial: str, places: Container[RowPlace]) -> Iterator[dict[str, Any]]:
+    """Yield the results at these places in ``result.json``, each once, in ascending order.
 
     Raises:
         StoreError: the file cannot be read.
     """
     rows = read_rows(path, trial).rows
-    return map(json.loads, lines_in(path, [row for step, row in rows.items() if step in steps]))
+    return map(json.loads, lines_in(path, [row for one, row in rows.items() if one in places]))
 
 
-def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:
-    """Return the step of a trial's row; None if the line is not one.
+def place_of(line: bytes, columns: list[str] | None, trial: str) -> RowPlace | None:
+    """Return the place of a trial's row; None if the line is not one.
 
     Args:
         columns: the table's columns; None for a line of JSON.
@@ -167,33 +175,34 @@ def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:
     try:
         text = line.decode()
         if columns is None:
-            found, whose = _of_json(line)
+            found, whose, lineage = _of_json(line)
         else:
             cells = cells_of(text)
             if len(cells) != len(columns):
                 return None
             found = cells[columns.index(TRAINING_ITERATION)]
             whose = cells[columns.index(TRIAL_ID)].lstrip("'")
-        step = int(found)
+            lineage = cells[columns.index(LINEAGE)] if LINEAGE in columns else 0
+        place = int(lineage), int(found)
     except (*NO_JSON, csv.Error, LookupError, TypeError, OverflowError):
         return None
-    return step if whose == trial and step > 0 else None
+    return place if whose == trial and place[0] >= 0 and place[1] > 0 else None
 
 
-def _of_json(line: bytes) -> tuple[Any, Any]:
+def _of_json(line: bytes) -> tuple[Any, Any, Any]:
     try:
         row = _decode_row(line)
     except UNDECODABLE:
         read = json.loads(line)  # NaN and infinities, or no row of ours
-        return read[TRAINING_ITERATION], read[TRIAL_ID]
-    return row.training_iteration, row.trial_id
+        return read[TRAINING_ITERATION], read[TRIAL_ID], read.get(LINEAGE, 0)
+    return row.training_iteration, row.trial_id, row.lineage
 
 
-def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
-    """Yield each line with its position and step.
+def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, RowPlace | None]]:
+    """Yield each line with its position and place.
 
-    The step is None for a foreign line, and 0 for a table's header and for a torn line of the
-    search.
+    The place is None for a foreign line, and `_NO_ROW` for a table's header and for a torn line of
+    the search.
     """
     is_table = path.endswith(".csv")
     columns: list[str] | None = None
@@ -204,12 +213,12 @@ def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
                 is_head = is_table and not begin
                 if not line.endswith(b"\n"):
                     is_own = not is_head if is_table else _may_be_torn(line)
-                    yield line, begin, 0 if is_own else None
+                    yield line, begin, _NO_ROW if is_own else None
                     return
                 if is_head:
                     columns = _columns(line)
-                step = 0 if is_head and columns else step_of(line[:-1], columns, trial)
-                yield line, begin, step
+                place = _NO_ROW if is_head and columns else place_of(line[:-1], columns, trial)
+                yield line, begin, place
                 begin += len(line)
     except FileNotFoundError:
         return

@@ -21,16 +21,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import TrialSummary
 from tunemq_scheduler.journal.journal_files import DAMAGED_INFIX, FILE_NAME
 from tunemq_scheduler.output.loggers.csv_logger import CSVLoggerCallback
 from tunemq_scheduler.output.loggers.json_logger import write_params
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_file_reader import (
+    RowPlace,
     ends_with,
     has_rows,
     is_of_search,
@@ -38,6 +40,7 @@ from tunemq_scheduler.output.result_file_reader import (
     read_rows,
     results_in,
 )
+from tunemq_scheduler.results.decision_rows import result_row
 from tunemq_scheduler.results.json_encoding import to_json
 from tunemq_scheduler.results.trial_failures import recorded_failure, write_failure
 from tunemq_scheduler.results.trial_view import TrialView
@@ -52,12 +55,19 @@ from tunemq_scheduler.storage.folders import (
 )
 from tunemq_shared.base.errors import StoreError
 from tunemq_shared.system.plain_files import open_to_read, open_to_write
+from tunemq_shared.trial.results import LINEAGE
 
 #: The most files that a message names.
 _NAMED: Final = 5
 _FOREIGN: Final = "foreign"
 _UNRECORDED: Final = "unrecorded"
+#: The place before all rows.
+_NOTHING: Final = (0, 0)
 _FAILURE: Final = re.compile(rb"^Failure # (\d{1,9}) \(occurred at ", re.MULTILINE)
+
+
+#: A trial, and the lines of its replayed results by place.
+_ReplayedResults: TypeAlias = tuple[TrialView, dict[RowPlace, bytes]]
 
 
 class ResultRepair:
@@ -85,8 +95,8 @@ class ResultRepair:
         self._csv = CSVLoggerCallback(self.unsynced)
         #: The number of each trial's first result; higher after an imported checkpoint.
         self._first = 1 + max((ref.step for ref in runner.settings.restore), default=0)
-        #: The trials with replayed results, and the lines of these by step.
-        self._replayed: dict[str, tuple[TrialView, dict[int, bytes]]] = {}
+        #: The trials with replayed results, and the lines of these by place.
+        self._replayed: dict[str, _ReplayedResults] = {}
         self._seen: set[str] = set()
         self._rebuilt: dict[str, None] = {}
         #: The lost steps of each file, and the number of rows or failures removed from it.
@@ -107,11 +117,9 @@ class ResultRepair:
             case c.NotifyTrialRevived(is_anew=True):
                 self._finish_lineage(trial, command.lineage)
             case c.NotifyResult():
-                result = trial.full_result(command.result)
-                if command.done:
-                    result = {**result, "done": True}
+                result = result_row(trial, command)
                 lines = self._replayed.setdefault(trial.trial_id, (trial, {}))[1]
-                lines[command.result.step] = to_json(result)
+                lines[result[LINEAGE], command.result.step] = to_json(result)
             case c.NotifyFailure():
                 self._failure(command, trial)
             case _:
@@ -122,7 +130,10 @@ class ResultRepair:
         folder, replayed = trial.local_path, self._replayed.pop(trial.trial_id, None)
         kept = put_away_as(folder, RESULT_JSON, lineage - 1)
         if replayed is not None and not has_rows(kept, trial.trial_id):
-            self._repair(trial.trial_id, max(replayed[1]), replayed)
+            end, first = max(replayed[1]), self._first
+            if end[0]:  # it may have begun from the state of another trial
+                first = min(step for lineage, step in replayed[1] if lineage == end[0])
+            self._repair(trial.trial_id, end, replayed, first)
         put_away(folder, trial.trial_id, lineage, self.unsynced)
 
     def _failure(self, command: c.NotifyFailure, trial: TrialView) -> None:
@@ -142,7 +153,7 @@ class ResultRepair:
         """
         runner = self._runner
         for trial in self._unknown_trials():
-            self._follow(trial, lineage=-1, step=0, failures=0)
+            self._follow(trial, TrialSummary(0, b"", "", {}, lineage=-1))
         self._follow_all([*runner.live, *self._replayed])
         self._follow_all(runner.errored(), only_ends=True)
         if self.turns_were_lost:
@@ -163,14 +174,7 @@ class ResultRepair:
             if trial not in self._seen:
                 if not only_ends:
                     self._seen.add(trial)
-                summary = self._runner.summary(trial)
-                self._follow(
-                    trial,
-                    lineage=summary.lineage,
-                    step=summary.last_result.step if summary.last_result is not None else 0,
-                    failures=summary.num_failures,
-                    only_ends=only_ends,
-                )
+                self._follow(trial, self._runner.summary(trial), only_ends=only_ends)
 
     def _unknown_trials(self) -> list[str]:
         """Return the trials of this experiment that have a folder but are not in the journal."""
@@ -204,27 +208,28 @@ class ResultRepair:
 
     # --- the files of one trial -------------------------------------------------------------------
 
-    def _follow(
-        self, trial: str, *, lineage: int, step: int, failures: int, only_ends: bool = False
-    ) -> None:
+    def _follow(self, trial: str, summary: TrialSummary, *, only_ends: bool = False) -> None:
         """Bring the files of one trial to where the journal ends.
 
         Args:
             only_ends: if a file ends there, do not read the rest of it.
         """
+        begins, end = _extent(summary)
         folder = self._plan.trial_folder(trial)
         paths = [os.path.join(folder, name) for name in (RESULT_JSON, PROGRESS_CSV)]
         try:
             for name in (RESULT_JSON, PROGRESS_CSV):
-                self._follow_lineage(folder, name, trial, lineage)
-            if not (only_ends and all(ends_with(path, trial, step) for path in paths)):
-                self._repair(trial, step, self._replayed.pop(trial, None))
+                self._follow_lineage(folder, name, trial, summary.lineage)
+            if not (only_ends and all(ends_with(path, trial, end) for path in paths)):
+                first = self._first if begins is None else begins
+                self._repair(trial, end or _NOTHING, self._replayed.pop(trial, None), first)
             path = os.path.join(folder, ERROR_FILE)
             told = _content(path)
-            begins = [one.start() for one in _FAILURE.finditer(told) if int(one[1]) > failures]
-            if begins:
-                self._keep_unrecorded(path, [told[begins[0] :]], len(begins))
-                os.truncate(path, begins[0])
+            known = summary.num_failures
+            later = [one.start() for one in _FAILURE.finditer(told) if int(one[1]) > known]
+            if later:
+                self._keep_unrecorded(path, [told[later[0] :]], len(later))
+                os.truncate(path, later[0])
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -234,13 +239,17 @@ class ResultRepair:
             ) from error
 
     def _repair(
-        self, trial: str, step: int, replayed: tuple[TrialView, dict[int, bytes]] | None
+        self, trial: str, end: RowPlace, replayed: _ReplayedResults | None, first: int
     ) -> None:
-        """Give both result files of a trial their rows up to a step."""
+        """Give both result files of a trial their rows up to a place.
+
+        Args:
+            first: the first step of the lineage of ``end``.
+        """
         folder, lines = self._plan.trial_folder(trial), replayed[1] if replayed is not None else {}
         path = os.path.join(folder, RESULT_JSON)
         found = read_rows(path, trial)
-        wanted = sorted({one for one in found.rows if one <= step} | lines.keys())
+        wanted = sorted({one for one in found.rows if one <= end} | lines.keys())
         if replayed is not None:
             for name in (RESULT_JSON, PROGRESS_CSV, PARAMS_JSON, PARAMS_PICKLE):
                 self.unsynced.note(os.path.join(folder, name))
@@ -250,21 +259,21 @@ class ResultRepair:
                 write_params(folder, trial, config, to_json(config))
         if found.torn or not found.is_own or wanted != [*found.rows]:
             own = dict(zip(found.rows, lines_in(path, found.rows.values()), strict=True))
-            if unrecorded := [line for one, line in own.items() if one > step]:
+            if unrecorded := [line for one, line in own.items() if one > end]:
                 self._keep_unrecorded(path, unrecorded, len(unrecorded))
             content = b"".join(own.get(one) or lines[one] + b"\n" for one in wanted)
             self._replace(path, content, is_foreign=not found.is_own)
-        if missing := _gaps(wanted, self._first, step):
+        if missing := _gaps(wanted, self._first, (end[0], first), end):
             self._lost[path] = missing
-        self._repair_table(folder, trial, step, wanted)
+        self._repair_table(folder, trial, end, wanted)
 
-    def _repair_table(self, folder: str, trial: str, step: int, wanted: list[int]) -> None:
-        """Give ``progress.csv`` the rows of ``result.json`` up to a step."""
+    def _repair_table(self, folder: str, trial: str, end: RowPlace, wanted: list[RowPlace]) -> None:
+        """Give ``progress.csv`` the rows of ``result.json`` up to a place."""
         path = os.path.join(folder, PROGRESS_CSV)
         found = read_rows(path, trial)
-        later = [one for one in found.rows if one > step]
+        later = [one for one in found.rows if one > end]
         lacking = {one for one in wanted if one not in found.rows}
-        if not found.is_own or any(one < max(found.rows, default=0) for one in lacking):
+        if not found.is_own or any(one < max(found.rows, default=_NOTHING) for one in lacking):
             self._replace(path, b"", is_foreign=True)
             lacking = {*wanted}
         elif later:
@@ -399,14 +408,50 @@ def _content(path: str) -> bytes:
         return b""
 
 
-def _gaps(steps: Iterable[int], first: int, last: int) -> str:
+def _extent(summary: TrialSummary) -> tuple[int | None, RowPlace | None]:
+    """Return the first step of a trial's lineage, and the place of its last row.
+
+    The first step is None in a lineage that began from nothing, and the place if there is no row.
+    Until a lineage that continues another state has a row, the place is before its first step.
+    """
+    last, inherited = summary.last_result, summary.inherited
+    first = None if inherited is None else inherited.step + 1
+    if inherited is not None and (last is None or last.attempt <= inherited.attempt):
+        return first, (summary.lineage, inherited.step)
+    return first, None if last is None else (summary.lineage, last.step)
+
+
+def _gaps(places: Iterable[RowPlace], first: int, begin: RowPlace, end: RowPlace) -> str:
+    """Spell the missing steps.
+
+    Args:
+        places: the rows that are there, in order.
+        first: the first step of the first lineage.
+        begin, end: the first and the last place of the newest lineage.
+    """
+    by_lineage: dict[int, list[int]] = {0: [], end[0]: []}
+    for lineage, step in places:
+        by_lineage.setdefault(lineage, []).append(step)
+    gaps = []
+    for lineage, steps in sorted(by_lineage.items()):
+        if lineage == end[0]:
+            found = _missing(steps, begin[1], end[1])
+        elif steps:  # of a former lineage only the steps between two others are known to be missing
+            found = _missing(steps, steps[0] if lineage else first, steps[-1])
+        else:
+            continue
+        gaps += [f"{one} of lineage {lineage}" if lineage else one for one in found]
+    return ", ".join(gaps)
+
+
+def _missing(steps: Iterable[int], first: int, last: int) -> list[str]:
     """Spell the missing ranges between ``first`` and ``last``."""
     gaps = []
     for step in [*steps, last + 1]:
         if first < step:
             gaps.append(f"{first}" if first == step - 1 else f"{first} to {step - 1}")
         first = max(first, step + 1)
-    return ", ".join(gaps)
+    return gaps
 
 
 def _named(names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, TypeVar, overload
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
@@ -19,7 +19,7 @@ from tunemq_shared.checkpoints.checkpoint import Checkpoint, RecordedCheckpoint
 from tunemq_shared.checkpoints.manifest import FILES
 from tunemq_shared.checkpoints.open_store import open_store
 from tunemq_shared.checkpoints.store import CheckpointStore
-from tunemq_shared.protocol.messages import CheckpointCommitted
+from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef
 from tunemq_shared.trial.results import TRAINING_ITERATION
 
 K = TypeVar("K")
@@ -77,10 +77,16 @@ def trial_results(
         kept = summary.checkpoints
         history = cache(lambda: _results_by_step(view.local_path))
         # The checkpoint of a repeated step contains another result than that step's first one.
-        metrics = partial(source.metrics, history=history, is_from_store=summary.repeated > 0)
+        # Lineages have results of the same steps; rows of the newest one come last.
+        first = 0 if summary.inherited is None else summary.inherited.attempt + 1
+
+        def metrics(one: CheckpointCommitted) -> dict[str, Any]:
+            is_from_store = summary.repeated > 0 or one.attempt < first
+            return source.metrics(one, history=history, is_from_store=is_from_store)
+
         return Result(
-            metrics=view.last_result,
-            checkpoint=source.checkpoint(kept[-1]) if kept else None,
+            metrics=(newest_result := view.last_result),
+            checkpoint=source.checkpoint(newest) if (newest := summary.checkpoint) else None,
             error=_error(view, summary) if summary.status == ERROR else None,
             path=view.local_path,
             trial_id=trial,
@@ -89,8 +95,10 @@ def trial_results(
             best_checkpoints=MadeWhenAsked(
                 kept, lambda one: (source.checkpoint(one), metrics(one))
             ),
-            trial_config=view.config,
+            # It may have got another one since, which has no result.
+            trial_config=newest_result.get("config", view.config),
             devices_used=summary.devices_used,
+            decisions=summary.decisions,
             has_ended=view.is_finished and not may_run,
         )
 
@@ -107,7 +115,7 @@ class _CheckpointSource:
     def _store(self) -> CheckpointStore:
         return open_store(self._plan.store_address)
 
-    def checkpoint(self, kept: CheckpointCommitted) -> Checkpoint:
+    def checkpoint(self, kept: CheckpointCommitted | CheckpointRef) -> Checkpoint:
         """Return a checkpoint; one in a bucket is downloaded when its files are needed."""
         plan = self._plan
         if plan.store:

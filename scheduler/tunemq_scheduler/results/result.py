@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from tunemq_scheduler.core.trial_decisions import MOST_DECISIONS, TrialDecision
 from tunemq_scheduler.results.csv_cells import flatten
+from tunemq_scheduler.results.decision_rows import decisions_in
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
 from tunemq_scheduler.storage.folders import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.base.decoding_errors import NO_JSON, UNDECODABLE
 from tunemq_shared.base.errors import ConfigError, MetricError, TuneError
 from tunemq_shared.protocol.result_conditions import lookup
 from tunemq_shared.system.plain_files import open_to_read
-from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
+from tunemq_shared.trial.results import LINEAGE, TRAINING_ITERATION, TRIAL_ID
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +51,8 @@ class Result:
         devices_used (sequence of DeviceUse): the use of each GPU over all attempts: seconds, busy
             fraction, bytes, joules. Empty where the node cannot identify its GPUs. For trials
             of a few seconds it may be zero.
+        decisions (tuple of TrialDecision): the decisions about the trial other than that it
+            continues, oldest first, each with its step and its reason; of more than 32 the newest.
 
     Example:
         >>> from tunemq import Result
@@ -65,6 +69,7 @@ class Result:
     status: str = "TERMINATED"
     best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
     devices_used: Sequence[DeviceUse] = ()
+    decisions: tuple[TrialDecision, ...] = field(default=(), repr=False)
     trial_config: dict[str, Any] | None = field(default=None, repr=False)
     #: Whether ``metrics`` is the journal's last result and the result file is complete.
     has_ended: bool = field(default=False, repr=False)
@@ -78,6 +83,7 @@ class Result:
 
         Returns:
             The result; ``status`` and ``error`` are the defaults, whatever became of the trial.
+            ``decisions`` lacks those after its last result.
 
         Raises:
             ConfigError: the folder is not a trial's folder.
@@ -96,6 +102,7 @@ class Result:
         if result.history:
             result.metrics = result.history[-1]
             result.trial_id = result.metrics.get("trial_id", "")
+            result.decisions = tuple(decisions_in(result.history))[-MOST_DECISIONS:]
         return result
 
     @property
@@ -135,13 +142,14 @@ class Result:
         self, path: str, rows: list[dict[str, Any]], unreadable: int
     ) -> list[dict[str, Any]]:
         """Return the trial's rows, each step once; warn if they differ from what was reported."""
-        by_step: dict[int, dict[str, Any]] = {}
+        by_place: dict[tuple[int, int], dict[str, Any]] = {}
         for row in rows:
-            step = row.get(TRAINING_ITERATION)
-            if isinstance(step, int) and row.get(TRIAL_ID) == self.trial_id:
-                by_step.setdefault(step, row)
-        kept = [by_step[step] for step in sorted(by_step)]
-        ends_with = max(by_step, default=0)
+            step, lineage = row.get(TRAINING_ITERATION), row.get(LINEAGE, 0)
+            is_own = row.get(TRIAL_ID) == self.trial_id
+            if is_own and isinstance(step, int) and isinstance(lineage, int):
+                by_place.setdefault((lineage, step), row)
+        kept = [by_place[place] for place in sorted(by_place)]
+        ends_with = max(by_place, default=(0, 0))[1]
         wrong = []
         if unreadable:
             wrong.append(f"{unreadable} lines that cannot be read")

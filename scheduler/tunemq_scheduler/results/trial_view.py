@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_scheduler.core.trials.trial import FINISHED, NO_WAIT, Trial, TrialSummary
 from tunemq_scheduler.search.space import named_in_tag
 from tunemq_scheduler.storage.folders import ERROR_FILE
 from tunemq_shared.base.errors import BugError
-from tunemq_shared.code.config_packing import unpack_config
-from tunemq_shared.protocol.messages import ResultReported, TrialStarted
+from tunemq_shared.code.config_packing import unpack_config, unpack_plain_config
+from tunemq_shared.protocol.messages import (
+    ActionTaken,
+    CheckpointCommitted,
+    CheckpointRef,
+    ResultReported,
+    TrialStarted,
+)
 from tunemq_shared.trial.results import ResultTemplate, full_result
 
 
@@ -27,7 +35,6 @@ class TrialView:
         config: the configuration, decoded.
         evaluated_params: the sampled values of the configuration, flattened.
         newest: the newest recorded result, as reported.
-        checkpoint: the newest kept checkpoint, if any.
         error_file: the file with its failures; None without failures.
         hostname, node: where its newest attempt runs or ran; the node is empty if it is no longer
             known.
@@ -39,13 +46,13 @@ class TrialView:
         self.number = state.number
         self.experiment_tag = state.tag
         summary = state.summary() if isinstance(state, Trial) else state
-        self.config: dict[str, Any] = unpack_config(summary.config)
+        self._unpack = unpack_plain_config if plan.is_foreign else unpack_config
+        self.config: dict[str, Any] = self._unpack(summary.config)
         self.evaluated_params = named_in_tag(summary.tag, self.config)
         self.trainable_name = plan.trainable_name
         self.trial_name = plan.trial_name(trial_id)
         self.local_path = plan.trial_folder(trial_id)
         self.newest = summary.last_result
-        self.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
         self.error_file: str | None = None
         if summary.num_failures:  # each was written when it happened, or by log repair
             self.error_file = os.path.join(self.local_path, ERROR_FILE)
@@ -54,7 +61,11 @@ class TrialView:
         self._frame: ResultTemplate | None = None
         self._shown: tuple[ResultReported, dict[str, Any]] | None = None
         if summary.started is not None:
-            self.started(summary.started)
+            last, inherited = summary.last_result, summary.inherited
+            # Its newest result may be of the lineage before.
+            is_older = inherited and last and last.attempt <= inherited.attempt
+            config = self._unpack(summary.reported_config)
+            self._start(summary.started, self.lineage - bool(is_older), config)
 
     def __str__(self) -> str:
         return self.trial_name
@@ -68,6 +79,11 @@ class TrialView:
         return self.state.resources
 
     @property
+    def checkpoint(self) -> CheckpointCommitted | CheckpointRef | None:
+        """The newest kept checkpoint of the lineage of its newest result, if any."""
+        return self.state.checkpoint
+
+    @property
     def status(self) -> str:
         """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
         return self.state.status
@@ -79,8 +95,13 @@ class TrialView:
 
     @property
     def lineage(self) -> int:
-        """How often it restarted from nothing."""
+        """How often it began again: from nothing, or from the state of another trial."""
         return self.state.lineage
+
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether it paused after results, and had never saved a checkpoint."""
+        return isinstance(self.state, Trial) and self.state.saves_nothing
 
     @property
     def num_failures(self) -> int:
@@ -88,8 +109,13 @@ class TrialView:
         return self.state.num_failures
 
     @property
+    def decisions(self) -> Sequence[TrialDecision]:
+        """The newest decisions about it, oldest first."""
+        return self.state.decisions
+
+    @property
     def waits(self) -> tuple[str, str]:
-        """The store operation it waits for, ``save`` or ``restore``, and why; else empty texts."""
+        """The operation it waits for, such as ``save``, and why; else empty texts."""
         return self.state.waits if isinstance(self.state, Trial) else NO_WAIT
 
     @property
@@ -110,22 +136,30 @@ class TrialView:
         match command:
             case c.NotifyResult():
                 self.newest = command.result
-            case c.NotifyCheckpoint():
-                self.checkpoint = command.checkpoint
             case c.NotifyTrialStart():
                 self.node = command.node
             case _:
                 pass
 
+    def changed(self, event: ActionTaken) -> None:
+        """Note a trial scheduler's action that may change the configuration."""
+        if event.config:
+            self.config = self._unpack(event.config)
+            self.evaluated_params = named_in_tag(self.experiment_tag, self.config)
+
     def started(self, event: TrialStarted) -> None:
         """Note the trial process that runs it, for the automatic keys such as pid and hostname."""
+        self._start(event, self.lineage, self.config)
+
+    def _start(self, event: TrialStarted, lineage: int, config: dict[str, Any]) -> None:
         self.hostname = event.hostname
         self._shown = None
         self._frame = ResultTemplate(
             event,
-            self.config,
+            config,
             experiment_id=self._experiment_id,
             experiment_tag=self.experiment_tag,
+            lineage=lineage,
         )
 
     def full_result(self, event: ResultReported) -> dict[str, Any]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from typing import Any
 
-from tunemq_scheduler.schedulers.asha import AsyncHyperBandScheduler
 from tunemq_scheduler.schedulers.fifo import FIFOScheduler
+from tunemq_scheduler.schedulers.halving.asha import AsyncHyperBandScheduler
+from tunemq_scheduler.schedulers.halving.hyperband import HyperBandForBOHB, HyperBandScheduler
+from tunemq_scheduler.schedulers.halving.multi_objective_asha import MultiObjectiveASHA
+from tunemq_scheduler.schedulers.halving.pasha import PASHA
+from tunemq_scheduler.schedulers.median_stopping import MedianStoppingRule
+from tunemq_scheduler.schedulers.population.pb2 import PB2
+from tunemq_scheduler.schedulers.population.pbt import PopulationBasedTraining
+from tunemq_scheduler.schedulers.population.pbt_replay import PopulationBasedTrainingReplay
+from tunemq_scheduler.schedulers.resource_changing import ResourceChangingScheduler
 from tunemq_scheduler.schedulers.trial_scheduler import TrialScheduler
 from tunemq_scheduler.search.objective import Metric, Mode, accepted
 from tunemq_shared.base.errors import ConfigError
@@ -15,6 +25,16 @@ _SCHEDULERS: dict[str, type[TrialScheduler]] = {
     "async_hyperband": AsyncHyperBandScheduler,
     "asynchyperband": AsyncHyperBandScheduler,
     "asha": AsyncHyperBandScheduler,
+    "pasha": PASHA,
+    "moasha": MultiObjectiveASHA,
+    "hyperband": HyperBandScheduler,
+    "hb_bohb": HyperBandForBOHB,
+    "median_stopping_rule": MedianStoppingRule,
+    "medianstopping": MedianStoppingRule,
+    "pbt": PopulationBasedTraining,
+    "resource_changing": ResourceChangingScheduler,
+    "pbt_replay": PopulationBasedTrainingReplay,
+    "pb2": PB2,
 }
 
 
@@ -22,16 +42,18 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     """Create a trial scheduler by its name.
 
     Args:
-        scheduler (str): ``"fifo"``, or ``"asha"`` (also ``"async_hyperband"`` and
-            ``"asynchyperband"``).
+        scheduler (str): ``"fifo"``, ``"asha"`` (also ``"async_hyperband"`` and
+            ``"asynchyperband"``), ``"pasha"``, ``"moasha"``, ``"hyperband"``, ``"hb_bohb"``,
+            ``"median_stopping_rule"`` (also ``"medianstopping"``), ``"pbt"``, ``"pbt_replay"``,
+            ``"pb2"``, or ``"resource_changing"``.
         **kwargs: arguments of the scheduler's class.
 
     Returns:
         The trial scheduler.
 
     Raises:
-        ConfigError: no scheduler has this name, or an argument is invalid.
-        TypeError: the class takes no such argument.
+        ConfigError: no scheduler has this name, the class takes no such argument, or an argument is
+            invalid.
 
     Example:
         >>> from tunemq import create_scheduler
@@ -42,7 +64,16 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
         raise ConfigError(
             f"the trial scheduler {scheduler!r} is unknown; use one of {', '.join(_SCHEDULERS)}."
         )
-    return _SCHEDULERS[scheduler](**kwargs)
+    kind = _SCHEDULERS[scheduler]
+    known = [name for name in inspect.signature(kind).parameters if name != "self"]
+    for name in kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = (
+                f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}."
+            )
+            raise ConfigError(f"{kind.__name__} takes no argument {name!r}; {meant}")
+    return kind(**kwargs)
 
 
 def make_scheduler(scheduler: Any, metric: Metric, mode: Mode, seed: int) -> TrialScheduler:

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
 
+from tunemq_scheduler.schedulers.decisions import DECISIONS, NOOP, Answer, SchedulerDecision
 from tunemq_scheduler.search.algorithm_states import Stateful
 from tunemq_scheduler.search.objective import Metric, Mode, settle_objective
-from tunemq_shared.base.errors import SearchFailed
 from tunemq_shared.protocol import messages
 from tunemq_shared.protocol.result_conditions import Horizon
-
-
-class SchedulerDecision(str):
-    """A decision with a reason: ``return TrialScheduler.STOP.because("too slow")``.
-
-    It equals the plain string, which a scheduler may return as well.
-    """
-
-    __slots__ = ("reason",)
-    reason: str
-
-    def __new__(cls, decision: str, reason: str = "") -> Self:
-        """Create a decision with a reason."""
-        verdict = super().__new__(cls, decision)
-        verdict.reason = reason
-        return verdict
-
-    def because(self, reason: str) -> SchedulerDecision:
-        """Return the same decision with a reason, which is journalled and shown."""
-        return SchedulerDecision(self, reason)
-
-
-_DECISIONS = {
-    word: SchedulerDecision(word) for word in (messages.CONTINUE, messages.PAUSE, messages.STOP)
-}
-_NOOP = "NOOP"
 
 
 def decides_as(scheduler: TrialScheduler, base: type[TrialScheduler]) -> bool:
@@ -45,25 +19,6 @@ def decides_as(scheduler: TrialScheduler, base: type[TrialScheduler]) -> bool:
     horizons of ``base`` do not apply to it.
     """
     return type(scheduler).on_trial_result is base.on_trial_result
-
-
-def read_verdict(scheduler: object, answer: object) -> SchedulerDecision:
-    """Convert a scheduler's answer to a decision.
-
-    Raises:
-        SearchFailed: the answer is not a decision; the message names the scheduler and the
-            decisions.
-    """
-    if isinstance(answer, SchedulerDecision):
-        return answer
-    if answer == _NOOP:
-        return _DECISIONS[messages.CONTINUE]
-    if isinstance(answer, str) and answer in _DECISIONS:
-        return _DECISIONS[answer]
-    raise SearchFailed(
-        f"{type(scheduler).__name__}.on_trial_result returned {answer!r}; "
-        f"it must return one of {', '.join(_DECISIONS)}."
-    )
 
 
 class TrialLike(Protocol):
@@ -85,6 +40,11 @@ class TrialLike(Protocol):
         ...
 
     @property
+    def resources(self) -> dict[str, float]:
+        """The resources that the trial requests, such as ``{"cpu": 2.0}``."""
+        ...
+
+    @property
     def status(self) -> str:
         """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
         ...
@@ -97,6 +57,30 @@ class TrialLike(Protocol):
 
 class RunnerLike(Protocol):
     """The experiment as a scheduler sees it."""
+
+    def get_trials(self) -> Sequence[TrialLike]:
+        """Return the trials that have not ended, by number."""
+        ...
+
+    def get_trial(self, trial_id: str) -> TrialLike | None:
+        """Return a trial that has not ended; None if there is none with this id."""
+        ...
+
+    def has_waiting(self) -> bool:
+        """Return whether trials wait for a slot or are paused, or further ones may come."""
+        ...
+
+    def expects_trials(self) -> bool:
+        """Return whether the search may add trials while those that it has are unfinished."""
+        ...
+
+    def total_resources(self) -> dict[str, float]:
+        """Return all nodes' resources together."""
+        ...
+
+    def capacity(self, resources: dict[str, float]) -> int:
+        """Return how many trials with this request all nodes could run if they ran no others."""
+        ...
 
     def waiting(self) -> Iterable[TrialLike]:
         """Return the trials that could start now: PENDING, then PAUSED; longest waiting first."""
@@ -112,7 +96,7 @@ class TrialScheduler(Stateful):
     `on_trial_result` for the results about which it is asked; and at the end exactly one of
     `on_trial_complete` (the trial ended by itself, or something other than the scheduler stopped
     it), `on_trial_error` and `on_trial_remove` (it never ran, or was paused), unless the
-    scheduler itself answered STOP. A trial that fails and is retried has not ended. No result of a
+    scheduler itself stopped it. A trial that fails and is retried has not ended. No result of a
     retried trial is shown twice. `Tuner.restore` may run an ended trial again: `on_trial_add`
     follows, and `on_trial_restart` before it if the trial starts from scratch.
 
@@ -121,29 +105,39 @@ class TrialScheduler(Stateful):
 
     * None, the default: about the next result. The trial waits for the answer after every result.
     * ``()``: never. The trial runs to its end at full speed.
-    * conditions: about the first result for which one of them holds. Earlier results are not shown.
+    * conditions: about the first result for which one of them holds. Earlier results only go to
+      `observe`.
 
     So a scheduler that declares horizons is asked **only** about results that reach them. It sees a
-    final result that does not reach one only in `on_trial_complete`. If the newest result already
+    final result only in `on_trial_complete`. If the newest result already
     reaches a declared horizon, it means the next result. A horizon may depend only on the calls
     that the scheduler received.
 
-    **Answers are journalled.** A decision is journalled with its reason
-    (`SchedulerDecision.because`) and not asked for again. After a restart the scheduler receives
-    its state, if `get_state` returns one. Otherwise it receives the trials, and the results about
-    which it was asked, again in the journal's order, and its answers are ignored.
+    **Actions.** Each method named ``on_...`` may also return actions on any trial: a `Stop`,
+    `Pause`, `Resume`, `Exploit`, `SetConfig` or `SetResources`, or a list of them;
+    `on_trial_result` also with its decision in the list.
+    They follow the event about which the method was called, in the list's order. An action that
+    changes nothing, such as a `Stop` of an ended trial, is ignored.
+
+    **Answers are journalled.** Decisions and actions are journalled with their reasons and not
+    asked for again. After a restart the scheduler receives its state, if `get_state` returns one.
+    Otherwise it receives the trials, and the results about which it was asked, again in the
+    journal's order, and its answers are ignored.
 
     **Errors.** An exception in a method ends the experiment in ERROR, with its trials saved.
     """
 
-    CONTINUE: ClassVar[SchedulerDecision] = _DECISIONS[messages.CONTINUE]
-    PAUSE: ClassVar[SchedulerDecision] = _DECISIONS[messages.PAUSE]
-    STOP: ClassVar[SchedulerDecision] = _DECISIONS[messages.STOP]
-    NOOP: ClassVar[str] = _NOOP
+    CONTINUE: ClassVar[SchedulerDecision] = DECISIONS[messages.CONTINUE]
+    PAUSE: ClassVar[SchedulerDecision] = DECISIONS[messages.PAUSE]
+    STOP: ClassVar[SchedulerDecision] = DECISIONS[messages.STOP]
+    NOOP: ClassVar[str] = NOOP
 
     # Class attributes, so that a subclass that forgets super().__init__() works, too.
     _metric: Metric = None
     _mode: Mode = None
+    #: The number of steps between two checkpoints that a class trainable must save, as trials
+    #: continue from each other's states; None if the user sets it. 0 if trials need none.
+    checkpoint_interval: int | None = 0
 
     @property
     def metric(self) -> Metric:
@@ -168,7 +162,7 @@ class TrialScheduler(Stateful):
         self._metric, self._mode = settle_objective(type(self).__name__, own, (metric, mode))
         return True
 
-    def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:
+    def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> Answer:
         """Called when a trial is created."""
 
     def on_trial_result(
@@ -176,30 +170,43 @@ class TrialScheduler(Stateful):
         runner: RunnerLike,  # noqa: ARG002
         trial: TrialLike,  # noqa: ARG002
         result: dict[str, Any],  # noqa: ARG002
-    ) -> str:
+    ) -> Answer:
         """Return how the trial proceeds after this result: CONTINUE, PAUSE or STOP."""
         return self.CONTINUE
 
+    def observe(self, runner: RunnerLike, trial: TrialLike, result: dict[str, Any]) -> None:
+        """Called with each result before the trial's horizon; the trial does not wait for it."""
+
     def on_trial_complete(
         self, runner: RunnerLike, trial: TrialLike, result: dict[str, Any]
-    ) -> None:
+    ) -> Answer:
         """Called when a trial ended without this scheduler's STOP; ``result`` is its last one."""
 
-    def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> None:
+    def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> Answer:
         """Called when a trial failed and is not retried."""
 
-    def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:
+    def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> Answer:
         """Called when a trial ended while not running: it never ran, or was paused."""
 
     def on_trial_restart(self, runner: RunnerLike, trial: TrialLike) -> None:
         """Called when a failed trial starts from scratch: forget all results that it reported."""
 
+    def on_search_exhausted(self, runner: RunnerLike) -> Answer:
+        """Called when no further trials come; `on_trial_add` may follow after a restore."""
+
+    def on_stall(self, runner: RunnerLike) -> Answer:
+        """Called when no trial runs, and `choose_trial_to_run` chose none of those that could.
+
+        Unless a trial can start afterwards, the search fails, as nothing could happen any more.
+        """
+
     def choose_trial_to_run(self, runner: RunnerLike) -> TrialLike | None:
         """Return the trial of `RunnerLike.waiting` to start next, or None; changes nothing.
 
         By default the PENDING trial that has waited longest; without PENDING trials the PAUSED one.
-        A scheduler that pauses trials may override this to choose which of them continue. If it
-        chooses none when only PAUSED trials remain, the experiment ends with an error.
+        A scheduler that pauses trials may override this to choose which of them continue, or return
+        only PENDING ones and answer `Resume` for those that are to continue. If it chooses none
+        when only PAUSED trials remain, `on_stall` follows.
         """
         first: TrialLike | None = None
         for trial in runner.waiting():

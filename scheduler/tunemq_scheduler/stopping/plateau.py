@@ -55,8 +55,13 @@ class TrialPlateauStopper(Stopper):
         self._counts[trial_id] = self._counts.get(trial_id, 0) + 1
         if self._counts[trial_id] < self._grace or not self._good_enough(values[-1]):
             return False
-        plateau = deviation(values) < self._std  # False if one is NaN
+        spread = deviation(values)
+        plateau = spread < self._std  # False if one is NaN
         if plateau:
+            self.reason = (
+                f"the standard deviation of the last {len(values)} values of {self._metric}, "
+                f"{spread:g}, is below {self._std:g}"
+            )
             del self._values[trial_id], self._counts[trial_id]
         return plateau
 
@@ -123,9 +128,15 @@ class ExperimentPlateauStopper(Stopper):
             bisect.insort(self._best, (self._sign * value, trial_id))
             del self._best[self._top :]
         best = [value for value, _ in self._best]
-        plateau = len(best) == self._top and deviation(best) <= self._std
+        spread = deviation(best) if len(best) == self._top else math.nan
+        plateau = spread <= self._std
         self._lasted = self._lasted + 1 if plateau else 0
-        self._enough = self._enough or (plateau and self._lasted >= self._patience)
+        if not self._enough and plateau and self._lasted >= self._patience:
+            self._enough = True
+            self.reason = (
+                f"the standard deviation of the best {self._top} values of {self._metric}, "
+                f"{spread:g}, is at most {self._std:g}"
+            )
         return self._enough
 
     def stop_all(self) -> bool:

@@ -12,7 +12,7 @@ import math
 import numbers
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.algorithm_states import Stateful, Stateless, state_of
@@ -36,7 +36,8 @@ class Stopper(Stateful, ABC):
     **Order.** The loop asks a stopper about a trial's results in the journal's order. It calls
     `stop_all` in each turn, after the results of that turn: at least once a second while there are
     trials. A failed trial that `Tuner.restore` starts from scratch has new results under its old
-    ID; `on_trial_restart` comes before them.
+    ID; `on_trial_restart` comes before them. `on_trial_complete` shows each trial's last result;
+    one that a trial calls its last is shown only there.
 
     **Horizon.** As for trial schedulers: a stopper that declares a horizon must be asked only about
     results that reach it. It may be asked about others, too.
@@ -44,9 +45,16 @@ class Stopper(Stateful, ABC):
     **Answers are journalled.** After a restart a stopper receives the results again, in the order
     of the journal; its answers are then ignored.
 
+    **Reasons.** A stopper may set `reason` before it answers True: what it compared, with the
+    numbers. It is journalled and shown.
+
+    Attributes:
+        reason (str): why it answered True last; empty if it does not say.
+
     Example:
         >>> from tunemq import RunConfig, Stopper
         >>> class StopOnNan(Stopper):
+        ...     reason = "the loss is not a number"
         ...     def __call__(self, trial_id, result):
         ...         return result["loss"] != result["loss"]
         ...     def stop_all(self):
@@ -55,6 +63,9 @@ class Stopper(Stateful, ABC):
         True
         >>> run_config = RunConfig(stop=StopOnNan())
     """
+
+    # A class attribute, so that a subclass that forgets super().__init__() works, too.
+    reason: str = ""
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -70,6 +81,14 @@ class Stopper(Stateful, ABC):
         """Return whether the whole experiment should stop; once True, always True.
 
         It may become False again in `on_trial_restart`.
+        """
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Called when a trial ended, also in ERROR or by a decision.
+
+        Args:
+            trial_id (str): the trial's ID.
+            result (dict): its last result; empty if it reported none. Do not change it.
         """
 
     def on_trial_restart(self, trial_id: str) -> None:
@@ -114,7 +133,10 @@ class ConditionStopper(Stateless, Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
         """Return whether one of the conditions holds."""
-        return first_that_holds(self.conditions, result) is not None
+        held = first_that_holds(self.conditions, result)
+        if held is not None:
+            self.reason = f"{held.key} {lookup(result, held.key):g} has reached {held.bound:g}"
+        return held is not None
 
     def stop_all(self) -> bool:
         """Return False."""
@@ -150,6 +172,8 @@ class FunctionStopper(Stopper):
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
         _check_function(function)
         self._function = function
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.reason = f"{name}(trial_id, result) is true"
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return the function's answer."""
@@ -175,6 +199,7 @@ class TimeoutStopper(Stateless, Stopper):
         check_positive("TimeoutStopper(timeout)", seconds)
         self._seconds = seconds
         self._since: float | None = None
+        self.reason = f"{seconds:g} s have passed"
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
         """Return False: it stops all trials together."""
@@ -204,16 +229,27 @@ class CombinedStopper(Stopper):
             if not isinstance(stopper, Stopper):
                 raise ConfigError(f"CombinedStopper({stopper!r}): a Stopper is needed.")
         self.stoppers = stoppers
+        #: The stopper that answered True last.
+        self.deciding: Stopper | None = None
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether one of the stoppers stops the trial."""
-        answers = [stopper(trial_id, result) for stopper in self.stoppers]
-        return any(answers)
+        return self._any([stopper(trial_id, result) for stopper in self.stoppers])
 
     def stop_all(self) -> bool:
         """Return whether one of the stoppers stops the experiment."""
-        answers = [stopper.stop_all() for stopper in self.stoppers]
-        return any(answers)
+        return self._any([stopper.stop_all() for stopper in self.stoppers])
+
+    def _any(self, answers: Iterable[bool]) -> bool:
+        """Note the first stopper that answered True; return whether there is one."""
+        answered = zip(self.stoppers, answers, strict=True)
+        self.deciding = next((one for one, answer in answered if answer), None)
+        return self.deciding is not None
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Tell all stoppers."""
+        for stopper in self.stoppers:
+            stopper.on_trial_complete(trial_id, result)
 
     def on_trial_restart(self, trial_id: str) -> None:
         """Tell all stoppers."""
@@ -248,6 +284,15 @@ class CombinedStopper(Stopper):
             )
         for stopper, its_state in zip(self.stoppers, state["stoppers"], strict=True):
             stopper.set_state(its_state)
+
+
+def reason_of(stopper: Stopper, what: str) -> str:
+    """Return why a stopper answered True; ``what`` it stopped if it does not say."""
+    if isinstance(stopper, CombinedStopper) and stopper.deciding is not None:
+        return reason_of(stopper.deciding, what)
+    name, reason = type(stopper).__name__, stopper.reason
+    # A user's stopper may have a method of that name.
+    return f"{name}: {reason}" if isinstance(reason, str) and reason else f"{name} stopped {what}"
 
 
 # --- RunConfig(stop=...) ---------------------------------------------------------

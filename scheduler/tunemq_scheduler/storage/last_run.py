@@ -190,8 +190,10 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
     Raises:
         SchedulerSuperseded: it did; says where.
     """
-    is_scripts = stored is not None and not stored.events_key and stored != local
-    if stored is not None and (local is None or is_scripts or stored.term > local.term):
+    if stored is None or (local is not None and stored.holder == local.holder):
+        return
+    is_scripts = not stored.events_key
+    if local is None or is_scripts or stored.term > local.term:
         raise SchedulerSuperseded(
             f"{folder} is not the newest state of this experiment: it continued"
             f" elsewhere ({stored.holder}), or this folder is from a backup. Continue there; or, if"

@@ -7,13 +7,19 @@ decoded fails only its own experiment.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import TransportError
+from tunemq_shared.checkpoints.checkpoint_sink import is_checkpoint_of
 from tunemq_shared.protocol import messages as m
+
+#: The events that name a checkpoint which their own attempt wrote.
+_ABOUT_OWN_CHECKPOINTS: Final = (m.CheckpointWritten, m.CheckpointCommitted, m.CheckpointLost)
+#: The most characters of a key or a trial in a message.
+_SHOWN: Final = 200
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
@@ -31,12 +37,16 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
         """Return the `BatchRead`, followed by the events.
 
         Raises:
-            TransportError: an event cannot be decoded; names the node and the field.
+            TransportError: an event cannot be decoded, or names a checkpoint of another trial; the
+                message names the node and the field.
         """
         read = self.read
         which = f"Events {read.first} to {read.last} of node {read.instance_id}"
         try:
             events = m.decode_node_events(self.payload)
+            for event in events:
+                if isinstance(event, _ABOUT_OWN_CHECKPOINTS):
+                    _check_key(event)
         except UNDECODABLE as error:
             raise TransportError(
                 f"{which} cannot be read: {error}. The search ends here, and what was journalled "
@@ -45,6 +55,18 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
         if len(events) != read.last - read.first + 1:
             raise TransportError(f"{which} are {len(events)}.")
         return [read, *events]
+
+
+def _check_key(event: m.CheckpointWritten | m.CheckpointCommitted | m.CheckpointLost) -> None:
+    """Raise ValidationError unless the checkpoint is one of the event's trial and attempt.
+
+    A checkpoint that is not committed is deleted from the store; a key could name any file.
+    """
+    if not is_checkpoint_of(event.key, event.trial, event.attempt):
+        raise msgspec.ValidationError(
+            f"{event.key[:_SHOWN]!r} is no checkpoint of attempt {event.attempt} of trial "
+            f"{event.trial[:_SHOWN]!r}"
+        )
 
 
 #: What an experiment reads: a change of a node, or a batch of a node's events.

@@ -10,14 +10,17 @@ import enum
 import functools
 import io
 import pickle
+import pickletools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from tunemq_shared.base.errors import BugError, TrainableError
 from tunemq_shared.base.script_classes import MAKERS, find_or_make
 
 _is_ruled_out = False
+
+_NUMBERED_MEMOS: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 
 def never_unpickle() -> None:
@@ -70,6 +73,66 @@ def load_pickled(
             f"{subject} cannot be loaded on this worker: {error}; install the missing module "
             "in the worker's environment, or define the name in the script itself."
         ) from error
+
+
+class UnsafePickle(Exception):
+    """A pickle has more than plain values, so loading it could run code."""
+
+
+def load_plain(pickled: bytes | memoryview) -> Any:
+    """Load a pickle of tuples, sets, bytes, numbers and the like, which runs no code.
+
+    Numbers of numpy are loaded, too, if it is installed.
+
+    Raises:
+        UnsafePickle: it has other values, or is damaged.
+    """
+    try:
+        # Our pickles have none of these, with which a few bytes fill any memory.
+        if any(code.name in _NUMBERED_MEMOS for code, _, _ in pickletools.genops(bytes(pickled))):
+            raise UnsafePickle("it numbers its memo itself")
+        return _PlainUnpickler(io.BytesIO(pickled)).load()
+    except UnsafePickle:
+        raise
+    except Exception as error:  # the content is foreign, and damaged bytes may raise anything
+        raise UnsafePickle(f"{type(error).__name__}: {error}") from error
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Finds nothing but the names of harmless constructors."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("numpy", "dtype"):
+            return _NumpyType
+        if name == "scalar" and module in {"numpy.core.multiarray", "numpy._core.multiarray"}:
+            return _numpy_number
+        if module == "builtins" and name in {"complex", "range", "slice"}:
+            return {"complex": complex, "range": range, "slice": slice}[name]
+        raise UnsafePickle(f"{module}.{name}")
+
+
+class _NumpyType:
+    """The type of a number of numpy, of which only size and byte order are read."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if not (isinstance(code, str) and re.fullmatch("[biufc][0-9]{1,2}", code)):
+            raise UnsafePickle(f"numpy.dtype({code!r})")
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        order = state[1]
+        if order not in ("<", ">", "|", "="):
+            raise UnsafePickle(f"numpy.dtype with the byte order {order!r}")
+        self.order = str(order)
+
+
+def _numpy_number(kind: object, data: object) -> Any:
+    import numpy as np
+
+    if not isinstance(kind, _NumpyType) or not isinstance(data, bytes):
+        raise UnsafePickle("a number of numpy of an unknown type")
+    (number,) = np.frombuffer(data, np.dtype(f"{kind.order}{kind.code}"))
+    return number
 
 
 class _ScriptUnpickler(pickle.Unpickler):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tunemq_shared.checkpoints.manifest import CheckpointInfo
 from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef, CheckpointWritten
+
+#: The end of each key that `checkpoint_key` makes.
+_KEY: Final = re.compile(r"/checkpoint_(\d{1,15})-\d{6,15}\Z", re.ASCII)
 
 
 class CheckpointSink(Protocol):
@@ -56,3 +60,16 @@ class CheckpointSink(Protocol):
 def checkpoint_key(folder_name: str, attempt: int, n: int) -> str:
     """The key of the ``n``-th checkpoint of an attempt of the trial with that folder's name."""
     return f"{folder_name}/checkpoint_{attempt}-{n:06d}"
+
+
+def is_checkpoint_of(key: str, trial: str, attempt: int) -> bool:
+    """Whether this is the key of a checkpoint that an attempt of a trial may write.
+
+    The name of the trial's folder ends with its ID.
+    """
+    found = _KEY.search(key)
+    if found is None or found[1] != str(attempt):
+        return False
+    folder = key[: found.start()]
+    is_one = "/" not in folder and not folder.startswith(".")
+    return is_one and (folder == trial or folder.endswith(f"_{trial}"))

@@ -3,7 +3,7 @@
 Plain data (dicts with string keys, lists, strings, 64-bit integers, floats, booleans, None: exactly
 these types) is msgpack, readable without running any code. Every other value (tuples, numpy
 scalars, classes, functions, objects) is a pickle in a msgpack extension. So the journal shows the
-plain part of a configuration without unpickling, and only `unpack_config` unpickles.
+plain part of a configuration without unpickling, and only `unpack_config` runs code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunemq_shared.base.depth_and_integer_limits import beyond_limits
 from tunemq_shared.base.errors import ConfigError, TransportError
 from tunemq_shared.base.pickling import Unpicklable, dump
 from tunemq_shared.base.safe_text import repr_of
-from tunemq_shared.base.unpickling import load_pickled
+from tunemq_shared.base.unpickling import UnsafePickle, load_pickled, load_plain
 
 #: The msgpack extension type of a pickled value.
 PICKLED: Final = 1
@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PickledValue(NamedTuple):
-    """Placeholder for a value that `peek_config` did not unpickle; ``size`` in bytes."""
+    """Placeholder for a value that is not unpickled, as that could run code; its size in bytes."""
 
     size: int
 
@@ -97,6 +97,14 @@ def peek_config(packed: bytes) -> dict[str, Any]:
     return _decode(packed, _placeholder)
 
 
+def unpack_plain_config(packed: bytes) -> dict[str, Any]:
+    """Unpack the configuration as far as that runs no code.
+
+    Tuples, sets, bytes and numbers have their types; `PickledValue` stands for other values.
+    """
+    return _decode(packed, _plain)
+
+
 def _decode(packed: bytes, extension: Callable[[int, memoryview], Any]) -> dict[str, Any]:
     try:
         config = msgspec.msgpack.decode(packed, ext_hook=extension)
@@ -113,6 +121,13 @@ def _unpickled(code: int, data: memoryview) -> Any:
     if code != PICKLED:
         raise msgspec.DecodeError(f"unknown extension {code}")
     return load_pickled(data, "the configuration")
+
+
+def _plain(_code: int, data: memoryview) -> Any:
+    try:
+        return load_plain(data)
+    except UnsafePickle:
+        return PickledValue(len(data))
 
 
 def _placeholder(_code: int, data: memoryview) -> PickledValue:

@@ -8,11 +8,13 @@ many wait, only the newest of them keeps its checkpoint; if very many do, the pr
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import queue
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -25,8 +27,12 @@ from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines
 from tunemq_shared.executables.report_socket import ReportCall
 from tunemq_shared.protocol.result_conditions import lookup
 
-#: Seconds between two reads of a file.
-_POLL_INTERVAL_S: Final = 0.1
+#: Seconds between two looks at a file; fewer while it grows, so that each checkpoint is taken with
+#: the result that it belongs to, and not with one of the next.
+_LOOK_S: Final = 0.1
+_LOOK_WHILE_IT_GROWS_S: Final = 0.01
+#: Seconds for which a file counts as growing after a result.
+_GROWS_S: Final = 1.0
 #: How many results may wait with their checkpoints, and how many may wait at all.
 _WAITING_WITH_FILES: Final = 64
 _WAITING: Final = 20_000
@@ -67,6 +73,7 @@ class ProgramResultReader:
         self._stdout, self._ended, self._sources = stdout, ended, sources
         self._splitter = LineSplitter()
         self._printed_results = self._called = False
+        self._grew_at = math.inf  # the first result comes at any time
         self._changed = threading.Condition()
         self._findings: deque[ProgramResult | Exception | None] = deque()
         self._is_over = False
@@ -122,9 +129,8 @@ class ProgramResultReader:
         with selectors.DefaultSelector() as selector:
             for source in (self._stdout, self._ended, self._sources.listener):
                 selector.register(source, selectors.EVENT_READ)
-            timeout_s = _POLL_INTERVAL_S if self._sources.file is not None else None
             while True:
-                ready = {key.fileobj for key, _ in selector.select(timeout_s)}
+                ready = {key.fileobj for key, _ in selector.select(self._next_look_s())}
                 if self._stdout in ready and self._read_stdout() == b"":
                     selector.unregister(self._stdout)
                 self._look_at_file()
@@ -141,6 +147,12 @@ class ProgramResultReader:
         if is_whole:
             self._take_lines(self._splitter.last())
         self._look_at_file(is_last=is_whole)
+
+    def _next_look_s(self) -> float | None:
+        if self._sources.file is None:
+            return None
+        grows = time.monotonic() < self._grew_at + _GROWS_S
+        return _LOOK_WHILE_IT_GROWS_S if grows else _LOOK_S
 
     def _has_succeeded(self) -> bool:
         status = os.waitid(os.P_PIDFD, self._ended, os.WEXITED | os.WNOWAIT)
@@ -176,7 +188,10 @@ class ProgramResultReader:
         if self._sources.file is None:
             return
         found = self._sources.file.new_objects(is_last=is_last)
-        self._take_printed([metrics for metrics in found if self._is_result(metrics)])
+        results = [metrics for metrics in found if self._is_result(metrics)]
+        if results:
+            self._grew_at = time.monotonic()
+        self._take_printed(results)
 
     def _is_result(self, metrics: dict[str, Any]) -> bool:
         return all(lookup(metrics, name) is not None for name in self._sources.expected)

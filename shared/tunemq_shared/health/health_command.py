@@ -55,10 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"tunemq health: {problem}\n")
         return _EX_USAGE
     except _Unwell as problem:
-        sys.stdout.write(f"{problem}\n")
+        sys.stdout.write(f"{_printable(str(problem))}\n")
         return 1
-    sys.stdout.write(f"{said}\n")
+    sys.stdout.write(f"{_printable(said)}\n")
     return 0
+
+
+def _printable(text: str) -> str:
+    """Escape control characters: a trial of the service's own user may write into the file."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def boot() -> str:

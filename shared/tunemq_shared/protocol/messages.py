@@ -53,7 +53,8 @@ class ResultReported(Message, frozen=True, tag="result"):
 
     ``metrics`` holds what the user reported, checked and plain (nested dicts of numbers, strings,
     booleans, None, lists). `tunemq_shared.trial.results.full_result` computes the automatic keys
-    from the other fields, so that messages need not carry them.
+    from the other fields, so that messages need not carry them. ``is_saved``: the checkpoint that
+    contains it is saved next.
     """
 
     trial: str
@@ -69,6 +70,7 @@ class ResultReported(Message, frozen=True, tag="result"):
     episodes_total: int | None = None
     timesteps_since_restore: int = 0
     done: bool = False
+    is_saved: bool = False
 
 
 class CheckpointWritten(Message, frozen=True, tag="written"):
@@ -392,10 +394,32 @@ class SearchExhausted(Message, frozen=True, tag="exhausted"):
     """The search algorithm has no more configurations; no ConfigSuggested follows."""
 
 
+class SearchStalled(Message, frozen=True, tag="stalled"):
+    """No trial runs, and the trial scheduler let none of those that could start begin."""
+
+
 class TrialChosen(Message, frozen=True, tag="chosen"):
     """The trial scheduler chose which waiting trial starts next."""
 
     trial: str
+
+
+class ActionTaken(Message, frozen=True, tag="action"):
+    """A trial scheduler acted on a trial, whichever event it was asked about.
+
+    ``action`` is one of `ACTIONS`. An EXPLOIT lets the trial continue from the state of ``source``:
+    from its checkpoint with the key ``checkpoint``, or if that is empty from the newest that its
+    results so far announced. ``config`` is the trial's new configuration, packed; if it is empty
+    the trial keeps its own. ``resources`` is the new request of a SET_RESOURCES.
+    """
+
+    trial: str
+    action: str
+    reason: str
+    source: str = ""
+    checkpoint: str = ""
+    config: bytes = b""
+    resources: dict[str, float] = {}
 
 
 class StopRequested(Message, frozen=True, tag="stop"):
@@ -429,7 +453,9 @@ Event = (
     | BatchRead
     | ConfigSuggested
     | SearchExhausted
+    | SearchStalled
     | TrialChosen
+    | ActionTaken
     | StopRequested
     | CheckpointsForgotten
     | RunInterrupted
@@ -439,6 +465,11 @@ Event = (
 
 #: No DecisionMade means CONTINUE.
 CONTINUE, PAUSE, STOP = "CONTINUE", "PAUSE", "STOP"
+#: What an `ActionTaken` may do beside STOP and PAUSE.
+RESUME, EXPLOIT = "RESUME", "EXPLOIT"
+SET_CONFIG, SET_RESOURCES = "SET_CONFIG", "SET_RESOURCES"
+#: All actions.
+ACTIONS = (STOP, PAUSE, RESUME, EXPLOIT, SET_CONFIG, SET_RESOURCES)
 
 
 class DecisionMade(Message, frozen=True, tag="decided"):

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from tunemq_shared.base.safe_text import harmless
+
 _STDIN, _STDERR = 0, 2
 _NULL: Final = os.devnull
 
@@ -78,8 +80,11 @@ def _flush() -> None:
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr; drop it if that is closed or on a full disk."""
+    """Write a line to stderr; drop it if that is closed or on a full disk.
+
+    Control characters are written as escapes: a text may quote what another party sent.
+    """
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{harmless(text)}\n")
             sys.stderr.flush()

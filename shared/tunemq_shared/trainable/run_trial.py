@@ -149,8 +149,10 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
     try:
         while True:
             session.go_on()
-            result = session.record(trainable.checked_step())
-            if (every and session.progress.iteration % every == 0) or result.get(SHOULD_CHECKPOINT):
+            metrics = trainable.checked_step()
+            is_due = every > 0 and (session.progress.iteration + 1) % every == 0
+            result = session.record(metrics, is_saved=is_due)
+            if is_due or result.get(SHOULD_CHECKPOINT):
                 _save(trainable, session)
     except TrialExit as end:
         is_due = start.checkpoint_at_end or isinstance(end, TrialPauseExit)

@@ -71,7 +71,13 @@ class TrialProgress:
         self.timesteps_since_restore = 0
 
     def advance(
-        self, trial: str, attempt: int, metrics: dict[str, Any], elapsed_s: float
+        self,
+        trial: str,
+        attempt: int,
+        metrics: dict[str, Any],
+        elapsed_s: float,
+        *,
+        is_saved: bool = False,
     ) -> ResultReported:
         """Count one result of plain ``metrics`` that took ``elapsed_s`` seconds.
 
@@ -101,6 +107,7 @@ class TrialProgress:
             self.episodes_total,
             self.timesteps_since_restore,
             done,
+            is_saved,
         )
 
     def _honour(self, metrics: dict[str, Any], elapsed_s: float) -> tuple[float, bool]:

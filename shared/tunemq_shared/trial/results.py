@@ -36,6 +36,7 @@ PID: Final = "pid"
 HOSTNAME: Final = "hostname"
 NODE_IP: Final = "node_ip"
 CONFIG: Final = "config"
+LINEAGE: Final = "lineage"
 
 #: The latest time of a result, in Unix seconds: the end of the year 9998, in every time zone.
 LATEST: Final = 253_370_678_400.0
@@ -119,6 +120,7 @@ class ResultTemplate:
         *,
         experiment_id: str = "",
         experiment_tag: str = "",
+        lineage: int = 0,
     ) -> None:
         self.fixed: Final[dict[str, Any]] = {
             TRIAL_ID: started.trial,
@@ -128,6 +130,7 @@ class ResultTemplate:
             HOSTNAME: started.hostname,
             NODE_IP: started.node_ip,
             CONFIG: config,
+            LINEAGE: lineage,
         }
 
 

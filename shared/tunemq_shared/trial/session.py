@@ -69,8 +69,9 @@ def report(
     begin: it blocks while the trial scheduler has to decide whether the trial continues, while the
     node's memory for results is full, and with a checkpoint while it is copied and its uploads are
     behind. If the trial must end it does not return, and ``finally`` blocks run. Several threads of
-    the trial's process may call it: their reports become successive steps. The trial keeps its slot
-    until the function returns: where it ends in a thread, end the others.
+    the trial's process may call it: their reports become successive steps. A signal handler may not
+    during a report: let it set a flag. The trial keeps its slot until the function returns: where
+    it ends in a thread, end the others.
 
     Args:
         metrics: Numbers, strings, booleans, None, and lists and dicts of these, by name.
@@ -79,7 +80,7 @@ def report(
     Raises:
         MetricError: A metric is invalid; says which one, and how to fix it.
         StoreError: The checkpoint could not be saved.
-        TuneError: No trial runs in this process.
+        TuneError: No trial runs in this process, or a signal handler called it during a report.
 
     Example:
         >>> from tunemq import Checkpoint, report

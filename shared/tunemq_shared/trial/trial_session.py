@@ -49,6 +49,7 @@ from tunemq_shared.trial.results import (
     ALWAYS_THERE,
     DERIVED,
     DONE,
+    SHOULD_CHECKPOINT,
     TRAINING_ITERATION,
     measured,
     split_derived,
@@ -145,6 +146,8 @@ class TrialSession:
         self._obey(order)
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        #: The thread that reports; 0 for none.
+        self._reporting = 0
         self._is_settled = False
         self._resumed_at = time.monotonic()
 
@@ -156,6 +159,7 @@ class TrialSession:
         Raises:
             MetricError: A metric is invalid; nothing was sent or counted.
             StoreError: The checkpoint could not be saved; the result was sent.
+            TuneError: A signal handler calls it during another report, or a forked process does.
             TrialExit: The trial has ended; do not catch it.
         """
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -168,17 +172,29 @@ class TrialSession:
                 f"report() was called in process {os.getpid()}, a child of the trial's process "
                 f"{self._pid}. Send the metrics to the trial's process and report them there."
             )
+        if self._reporting == threading.get_ident():
+            raise TuneError(
+                "report() was called during another report() of the same thread, by a signal "
+                "handler: set a flag in the handler, and report in the training loop."
+            )
         with self.one_thread():
             if self._is_settled:
                 raise TrialDoneExit
-            self.record(metrics)
-            if checkpoint is not None:
-                self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
-            self.save_offered()
-            self.go_on()
+            self._reporting = threading.get_ident()
+            try:
+                self.record(metrics, is_saved=checkpoint is not None or self.has_offered)
+                if checkpoint is not None:
+                    self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
+                self.save_offered()
+                self.go_on()
+            finally:
+                self._reporting = 0
 
-    def record(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Count and send a result; returns it with its measured keys. It may end the trial."""
+    def record(self, metrics: Mapping[str, Any], *, is_saved: bool = False) -> dict[str, Any]:
+        """Count and send a result; returns it with its measured keys. It may end the trial.
+
+        ``is_saved``: the checkpoint that contains it is saved next.
+        """
         if self.ended is not None:
             raise self.ended
         progress = self.progress
@@ -189,7 +205,8 @@ class TrialSession:
             self._check_derived(plain, step)
         if self._comparable:
             check_comparable(plain, self._comparable, step=step)
-        event = progress.advance(self.trial, self.attempt, plain, elapsed_s)
+        is_saved = is_saved or (self.saves_when_asked and bool(plain.get(SHOULD_CHECKPOINT)))
+        event = progress.advance(self.trial, self.attempt, plain, elapsed_s, is_saved=is_saved)
         result = measured(event)
         if not (event.done or self._is_repeated) and first_that_holds(self.start.stop, result):
             event = msgspec.structs.replace(event, done=True)
@@ -316,7 +333,7 @@ class TrialSession:
                 return False
             self.ended = None
             try:
-                self.record(metrics)
+                self.record(metrics, is_saved=checkpoint is not None)
                 if checkpoint is not None:
                     self.save(Path(checkpoint.path))
             finally:

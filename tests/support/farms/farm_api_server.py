@@ -88,6 +88,9 @@ class FakeExperimentControl:
             self._check(trial)
         return a.Explanation(lines=(f"{trial or name} waits: no node has 1 gpu free",))
 
+    def explain_ended(self, name: str, trial: str) -> None:
+        """As of an experiment without a journal."""
+
     def log(self, name: str, trial: str) -> Path | None:
         if trial:
             self._check(trial)

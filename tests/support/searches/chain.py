@@ -75,6 +75,9 @@ def open_gate(gate: str | Path, up_to: int) -> None:
 
     So a test that disturbs a search at a certain place finds it there, however late the test is.
     """
+    waits = Path(f"{gate}.waits")
+    waits.mkdir(exist_ok=True)
+    waits.chmod(0o777)  # trials may run as another user
     new = Path(f"{gate}.new")
     new.write_text(str(up_to), encoding="ascii")
     new.replace(gate)
@@ -90,9 +93,7 @@ def wait_at_gate(config: dict[str, Any], step: int) -> None:
     while gate and step > int(Path(gate).read_text(encoding="ascii")):
         if not is_said:
             is_said = True
-            folder = Path(f"{gate}.waits")
-            folder.mkdir(exist_ok=True)
-            (folder / f"{os.getpid()}-{step}").touch()
+            Path(f"{gate}.waits", f"{os.getpid()}-{step}").touch()
         time.sleep(0.005)  # between two looks
 
 

@@ -22,12 +22,12 @@ from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
-from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.experiment.run_experiment import Experiment
 from tunemq_scheduler.experiment.start_checks import PreparedSearch
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_reader import recover
-from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq_scheduler.journal.journal_replay import replay_recovered
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.protocol.messages import JournalRecord
 
@@ -108,7 +108,7 @@ def _fresh_algorithms(prepared: PreparedSearch) -> MakeAlgorithms | None:
     """
     exact = (
         isinstance(prepared.search.searcher, BasicVariantGenerator)
-        and type(prepared.scheduler) in {FIFOScheduler, ASHAScheduler}
+        and type(prepared.scheduler) in {FIFOScheduler, ASHAScheduler, HyperBandScheduler}
         and prepared.stopper is None
     )
     if not exact:

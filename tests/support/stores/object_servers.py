@@ -247,9 +247,12 @@ class ServedFolder(ObjectServer):
         """The output of the server."""
         return (self.folder / "log").read_text()
 
-    def incomplete(self) -> list[Path]:
-        """Files of objects whose upload is in progress, or whose writer or server died."""
-        return list(self.data.rglob(f"{INCOMPLETE}*"))
+    def incomplete(self, bucket: str = "") -> list[Path]:
+        """Files of objects whose upload is in progress, or whose writer or server died.
+
+        ``bucket``: only of this one; other tests may use the same server.
+        """
+        return list((self.data / bucket).rglob(f"{INCOMPLETE}*"))
 
     def _end(self, how: signal.Signals) -> None:
         below = descendants(self.process.pid) if self.process is not None else set()

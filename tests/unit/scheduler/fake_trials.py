@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tunemq_scheduler.core.trial_decisions import TrialDecision
+
 
 class FakeTrial:
     """Has the attributes of a `TrialView`, which a test may change."""
@@ -23,6 +25,7 @@ class FakeTrial:
         self.num_failures = 0
         self.hostname, self.node = "node-a", ""
         self.waits = ("", "")
+        self.decisions: tuple[TrialDecision, ...] = ()
 
     def __str__(self) -> str:
         return self.trial_name

@@ -98,12 +98,17 @@ class Story:
 
 
 def result(
-    trial: str, step: int, *, attempt: int = 1, done: bool = False, **metrics: Any
+    trial: str,
+    step: int,
+    *,
+    attempt: int = 1,
+    done: bool = False,
+    is_saved: bool = False,
+    **metrics: Any,
 ) -> m.ResultReported:
     seconds = float(step)
-    return m.ResultReported(
-        trial, attempt, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done
-    )
+    fields = (trial, attempt, step, metrics, 0.0, 1.0, seconds, seconds, step)
+    return m.ResultReported(*fields, done=done, is_saved=is_saved)
 
 
 def kinds(commands: Sequence[c.Command]) -> list[str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.unit.workers.fakes import Clock
+from tunemq_shared.base.errors import ConfigError
 from tunemq_workers import work_folder
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.work_folder import (
     FORKSERVER_LOGS,
     PERIOD_S,
     cap_logs,
+    check_ours,
     forkserver_log,
     keep_logs_short,
 )
@@ -28,6 +32,28 @@ class Disk:
             failed(self.problem)
         else:
             then(job())
+
+
+@pytest.mark.parametrize("name", ["code", "trials", "logs", "lock"])
+def test_folder_with_files_of_other_programs_is_refused(tmp_path: Path, name: str) -> None:
+    if name == "lock":
+        (tmp_path / name).write_text("of yarn")
+    else:
+        (tmp_path / name / "ours").mkdir(parents=True)
+    with pytest.raises(ConfigError) as error:
+        check_ours(str(tmp_path))
+    assert f"{tmp_path / name} is not TuneMQ's" in str(error.value)
+
+
+def test_folder_where_a_worker_worked_and_empty_ones_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "cache" / "lost+found").mkdir(parents=True)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "notes").touch()
+    check_ours(str(tmp_path))
+    (tmp_path / "lock").write_text("123\n")
+    (tmp_path / "code" / "bundle").touch()
+    check_ours(str(tmp_path))
+    check_ours(str(tmp_path / "missing"))
 
 
 def test_only_the_outbox_of_a_dead_node_is_removed(tmp_path: Path) -> None:

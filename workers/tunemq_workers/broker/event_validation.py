@@ -65,6 +65,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "episodes_total": _SignedCount | None,
     "timesteps_since_restore": _SignedCount,
     "done": bool,
+    "is_saved": bool,
     "n": _Number,
     "key": _Name,
     "sha256": Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")],

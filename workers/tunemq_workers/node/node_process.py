@@ -190,7 +190,7 @@ def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -
         ConfigError: it cannot be made, another node works there, or trials' user cannot.
     """
     from tunemq_workers.node import trial_user_folders
-    from tunemq_workers.work_folder import LOCK, OF_TRIALS
+    from tunemq_workers.work_folder import LOCK, OF_TRIALS, check_ours
 
     folder = os.path.abspath(options.workdir)
     if account is not None:
@@ -203,6 +203,7 @@ def _prepare_workdir(options: argparse.Namespace, account: UserAccount | None) -
                 f"--workdir {folder} cannot be made: {problem.strerror}."
             ) from problem
     if options.farm:
+        check_ours(folder)
         _lock(folder, LOCK)
     if account is not None:
         options.cache = trial_user_folders.give_folders(account, folder, OF_TRIALS, options.cache)
@@ -226,8 +227,9 @@ def _lock(folder: str, name: str) -> None:
             f"another worker (process {holder or 'unknown'}) works in {folder}; choose another "
             "--name for this one, or another --workdir."
         ) from problem
-    os.truncate(descriptor, 0)
-    os.write(descriptor, b"%d\n" % os.getpid())  # stays open, and so locked, to the end
+    # Never empty, because the pid marks the folder as a worker's.
+    os.ftruncate(descriptor, os.pwrite(descriptor, b"%d\n" % os.getpid(), 0))
+    # It stays open, and so locked, to the end.
 
 
 def _lock_cache(folder: str) -> None:

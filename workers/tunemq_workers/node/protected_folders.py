@@ -67,6 +67,65 @@ def make_folder(path: str, option: str, account: UserAccount | None = None) -> s
     return real
 
 
+def could_replace(path: str, account: UserAccount, *, is_made_again: bool = False) -> bool:
+    """Return whether a user could replace a file, a folder on the way to it, or its content.
+
+    Args:
+        path: an absolute path; it may be missing.
+        account: the user.
+        is_made_again: whether the file goes at times, as a socket does, so that a folder like /tmp
+            does not protect it.
+    """
+    place, names, links = "/", _names(path), 0
+    while names:
+        name, *names = names
+        inner = os.path.dirname(place) if name == ".." else os.path.join(place, name)
+        status = _status(inner)
+        comes_again = is_made_again and not names
+        if name != ".." and _may_replace(_status(place), status, account, comes_again):
+            return True
+        if status is None:
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            target = os.readlink(inner)
+            if links > _MOST_LINKS:
+                return True
+            names = [*_names(target), *names]
+            place = "/" if target.startswith("/") else place
+        else:
+            place = inner
+    status = _status(place)
+    return status is not None and not stat.S_ISSOCK(status.st_mode) and _may_write(status, account)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _may_replace(
+    folder: os.stat_result | None,
+    entry: os.stat_result | None,
+    account: UserAccount,
+    comes_again: bool,
+) -> bool:
+    if folder is None or not _may_write(folder, account):
+        return False
+    protects = folder.st_mode & stat.S_ISVTX and folder.st_uid != account.uid
+    return not protects or comes_again or entry is None or entry.st_uid == account.uid
+
+
+def _may_write(status: os.stat_result, account: UserAccount) -> bool:
+    """Return whether a user may write, or give itself that right as the owner."""
+    if status.st_uid == account.uid:
+        return True
+    in_group = status.st_gid in {account.gid, *account.groups}
+    return bool(status.st_mode & (stat.S_IWGRP if in_group else stat.S_IWOTH))
+
+
 def _names(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 

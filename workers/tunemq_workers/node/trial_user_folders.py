@@ -20,7 +20,7 @@ from tunemq_workers.processes.child_process import LOGS
 from tunemq_workers.runtime.disk_jobs import DiskJobs
 from tunemq_workers.runtime.reactor import Reactor
 from tunemq_workers.system.trial_user import UserAccount, own_files
-from tunemq_workers.work_folder import LOCK
+from tunemq_workers.work_folder import is_marked
 
 #: The most time for the account check, which is one import by a cold interpreter.
 _CHECK_S: Final = 60.0
@@ -31,11 +31,15 @@ _DEFAULT_ACL: Final = "system.posix_acl_default"
 #: Where its value has the owner's rights: behind a version of 4 bytes and a tag of 2.
 _OWNERS_RIGHTS: Final = 6
 _RWX: Final = 0o7
-#: The program that the user runs to check that it can run trials.
+#: The program that the user runs to check that it can run trials, and cannot make root run code.
 _CHECK: Final = """\
 import os, sys
 sys.path[:] = {path!r} + sys.path
-import tunemq_workers.processes.forkserver_messages
+import tunemq_shared, tunemq_workers.processes.forkserver_messages
+packages = [*tunemq_shared.__path__, *tunemq_workers.__path__]
+for place in [os.path.realpath(sys.executable), *sys.path, *packages]:
+    if os.access(place, os.W_OK):
+        sys.exit("it can change " + place + ", which root runs")
 for folder in {folders!r}:
     if not os.access(folder, os.W_OK | os.X_OK):
         sys.exit("it cannot write to " + folder)
@@ -79,7 +83,7 @@ def claim_workdir(account: UserAccount, workdir: str, names: Sequence[str]) -> s
                     f"{folder} is a link, which is not followed for --trial-user: remove it. To"
                     " have copies of checkpoints elsewhere, name the folder itself with --cache."
                 )
-            if _owner(folder) not in (None, account.uid) and not _is_marked(workdir):
+            if _owner(folder) not in (None, account.uid) and not is_marked(workdir):
                 raise ConfigError(
                     f"{folder} is not TuneMQ's: no worker has worked in {workdir} before, and for"
                     f" --trial-user {account.name} it would be emptied. Move it away, or name"
@@ -206,19 +210,6 @@ def _refusing() -> Iterator[None]:
         ) from problem
 
 
-def _is_marked(workdir: str) -> bool:
-    """Return whether a worker was started there before: its lock file holds a pid."""
-    try:
-        # A file "lock" of another program may be anything, also a FIFO.
-        lock = os.open(os.path.join(workdir, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(lock).st_mode) and os.read(lock, 32).strip().isdigit()
-    finally:
-        os.close(lock)
-
-
 def _owner(path: str) -> int | None:
     try:
         return os.lstat(path).st_uid
@@ -245,6 +236,8 @@ def _check(account: UserAccount, folders: list[str]) -> None:
                 errors="replace",
                 timeout=_CHECK_S,
                 check=False,
+                # Trials of that user could type into the terminal at which root starts a worker.
+                start_new_session=True,
                 user=account.uid,
                 group=account.gid,
                 extra_groups=account.groups,
@@ -258,5 +251,6 @@ def _check(account: UserAccount, folders: list[str]) -> None:
         reason = lines[-1] if lines else f"{sys.executable} ended with {ended.returncode}"
     raise ConfigError(
         f"--trial-user is {account.name}, who cannot run trials here: {reason}. That user must "
-        "be able to reach the interpreter, TuneMQ and the --workdir."
+        "be able to reach the interpreter, TuneMQ and the --workdir, and to change none of the "
+        "modules that root imports."
     )

@@ -124,7 +124,14 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_UNAVAILABLE
     from tunemq_workers.node.security_check import check_environment  # only this command needs it
 
-    check_environment(address, registration, os.environ, is_insecure=options.insecure, tell=_tell)
+    check_environment(
+        address,
+        registration,
+        os.environ,
+        trial_user=options.trial_user,
+        is_insecure=options.insecure,
+        tell=_tell,
+    )
     os.environ[REDIS_VARIABLE] = url
     line = ["--name", name, "--workdir", workdir, "--farm"]
     return _become([*node_process.PROGRAM, *line, *node_process.given_options(options)])

@@ -7,7 +7,8 @@ experiment's limits.
 **Pins.** An attempt may refer to objects of the checkpoint that it was restored from, and later of
 its last committed one. So the candidates for its restore stay, manifest and objects, until its
 first commit; then that commit stays until the next. All pins end when its process is gone and its
-uploads are settled. The checkpoints from which every new trial begins are pinned forever.
+uploads are settled. A state of another trial from which a trial continues stays until that trial
+has committed one. The checkpoints from which every new trial begins are pinned forever.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from tunemq_scheduler.core.checkpoint_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.checkpoints.object_references import ObjectReferences
@@ -88,8 +90,7 @@ class CheckpointBook:
 
     def begin(self, trial: Trial, node: str) -> tuple[m.CheckpointRef, ...]:
         """Begin an attempt on this node; return its restore candidates, best first."""
-        own = trial.checkpoints.refs(node)
-        restore = (*own, *self._settings.restore)[:MOST_CANDIDATES]
+        restore = self._restorable(trial, node)[:MOST_CANDIDATES]
         bases = tuple(ref.key for ref in restore)
         self._writers[trial.trial_id, trial.attempt] = _AttemptUploads(bases)
         self._references.pin(bases)
@@ -100,11 +101,18 @@ class CheckpointBook:
         """Return the restore candidates of the newest attempt, if it has not begun yet."""
         writer = self._writers.get((trial.trial_id, trial.attempt))
         bases = writer.bases if writer is not None else ()
-        return tuple(
-            ref
-            for ref in (*trial.checkpoints.refs(node), *self._settings.restore)
-            if ref.key in bases
-        )
+        return tuple(ref for ref in self._restorable(trial, node) if ref.key in bases)
+
+    def _restorable(self, trial: Trial, node: str) -> tuple[m.CheckpointRef, ...]:
+        """Return the checkpoints from which a trial's lineage may resume on a node, best first."""
+        own, inherited = trial.checkpoints.refs(node, trial.first_attempt), trial.inherited
+        if inherited is None or not inherited.step:
+            return (*own, *self._settings.restore)
+        return own if inherited.checkpoint is None else (*own, inherited.checkpoint)
+
+    def has_writer(self, trial: str, attempt: int) -> bool:
+        """Whether an attempt may still write checkpoints, or uploads some that count."""
+        return (trial, attempt) in self._writers
 
     def end(self, trial: str, attempt: int) -> list[Command]:
         """End an attempt whose process is gone or does not count any more."""
@@ -113,6 +121,21 @@ class CheckpointBook:
             return []
         writer.is_over = True
         return [*self._forget_writer(trial, attempt), *self._drop_surplus()]
+
+    # --- states of other trials -------------------------------------------------------------------
+
+    def hold(self, key: str) -> None:
+        """Keep a checkpoint for a trial that inherits its state, until `release`."""
+        self._references.pin([key])
+        self._reconsider([key])
+
+    def release(self, trial: Trial) -> list[Command]:
+        """Stop keeping the checkpoint that a trial inherited."""
+        inherited = trial.inherited
+        if inherited is None or inherited.checkpoint is None:
+            return []
+        trial.inherited = replace(inherited, checkpoint=None)
+        return [*self._unpin([inherited.checkpoint.key]), *self._drop_surplus()]
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -161,6 +184,8 @@ class CheckpointBook:
             kept.add(event, _contained(trial, event), order=self._next_order())
         else:
             kept.commit(event)
+        if event.attempt >= trial.first_attempt:
+            commands += self.release(trial)
         self._limits.add(kept.get(event.key))
         for dropped in kept.drop_surplus():
             commands += self._condemn(dropped)
@@ -196,8 +221,9 @@ class CheckpointBook:
         The last one stays: a trial without any begins from scratch, which would silently lose its
         progress. Each further retry then fails on it.
         """
-        has_other = any(one.committed and one.key != key for one in trial.checkpoints)
-        if has_other or self._settings.restore:
+        others = trial.checkpoints.since(trial.first_attempt)
+        has_other = any(one.committed and one.key != key for one in others)
+        if has_other or trial.inherited_key or self._settings.restore:
             return self.discard(trial, key)
         if (last := trial.checkpoints.get(key)) is not None:
             last.is_damaged = True
@@ -240,8 +266,12 @@ class CheckpointBook:
         """Yield the key and manifest hash of pinned checkpoints that no trial retains."""
         for ref in self._settings.restore:
             yield ref.key, ref.sha256
-        for committed in self._references.condemned():
+        for committed in self.condemned():
             yield committed.key, committed.sha256
+
+    def condemned(self) -> list[m.CheckpointCommitted]:
+        """Return the checkpoints that no trial retains, and that another needs."""
+        return self._references.condemned()
 
     def is_writing(self, folder: str) -> bool:
         """Whether the trial with this folder has a process or an upload."""
@@ -333,7 +363,10 @@ def _contained(
     trial: Trial, event: m.CheckpointWritten | m.CheckpointCommitted
 ) -> m.ResultReported | None:
     """Return the result that a checkpoint contains; None unless it is the newest one."""
+    is_left = event.attempt < trial.first_attempt
     for result in (trial.repeated_result, trial.last_result):
-        if result is not None and result.step == event.step:
+        if result is None or (result.attempt < trial.first_attempt) != is_left:
+            continue
+        if result.step == event.step:
             return result
     return None

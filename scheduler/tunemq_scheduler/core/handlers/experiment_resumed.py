@@ -16,6 +16,7 @@ import msgspec
 
 from tunemq_scheduler.core.commands import DropNode, NotifyTrialRevived
 from tunemq_scheduler.core.handlers import node_events
+from tunemq_scheduler.core.handlers.inherited_states import await_again, exploit
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trial_actions import TrialActions
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager, TrialCheckpoint
@@ -110,12 +111,24 @@ def _revive(
     runner.book.review_newest(trial)
     is_anew = begins_anew(event, trial_id)
     if is_anew:
+        runner.leave_inherited(trial)
+        trial.leave_config()
+        trial.inherited, trial.saved_step = None, 0
         trial.lineage += 1
         trial.attempt += 1  # an away node may still run the old attempt, and report it
         trial.last_result = trial.repeated_result = trial.started = None
+        trial.changes_since_result = 0
         runner.commands += runner.book.clear(trial)
-    elif before == TERMINATED:
-        trial.reopen()
+    else:
+        if before == TERMINATED:
+            trial.reopen()
+        has_own = any(trial.checkpoints.since(trial.first_attempt))
+        if trial.inherited is not None and not (has_own or trial.inherited_key):
+            if trial.newest is None:
+                await_again(runner, trial)
+            else:  # the journal is of a version that did not keep what a trial inherited
+                again = m.ActionTaken(trial_id, m.EXPLOIT, "", source=trial_id)
+                exploit(runner, trial, again, ())
     trial.run_until = next_result(trial.last_step)
     for answer in answers:
         if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:
@@ -141,11 +154,13 @@ def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings
         for one, (score, order) in ranked
     )
     same = {name: getattr(summary, name) for name in _BROUGHT_BACK}
-    return Trial(trial_id=trial_id, checkpoints=kept, **same)
+    decisions = list(summary.decisions)
+    return Trial(trial_id=trial_id, checkpoints=kept, decisions=decisions, **same)
 
 
 #: The fields of a summary that a trial continues with.
 _BROUGHT_BACK: Final = (
     *("number", "config", "tag", "resources", "attempt", "lineage", "num_failures"),
-    *("preemptions", "repeated", "started", "last_result"),
+    *("preemptions", "repeated", "started", "last_result", "inherited", "former"),
+    *("changes_since_result", "decisions_before"),
 )

@@ -89,8 +89,13 @@ def returned(runner: TrialActions, event: m.NodeReturned) -> None:
             continue
         if trial.status in {PENDING, PAUSED} and not runner.interrupted:
             trial.story.append(event)
+            was_paused = trial.status == PAUSED
             runner.move(trial, RUNNING)
             activity.resume(trial)
+            # It may have been paused or resumed while its node was away.
+            if was_paused and not trial.pausing:
+                trial.pausing = "it was paused while its node was away"
+            trial.resuming = bool(trial.pausing) and not was_paused
             for fallen in (trial.fell_with, trial.fell_alone):
                 if event.instance_id in fallen:  # the node was not lost after all
                     fallen.remove(event.instance_id)

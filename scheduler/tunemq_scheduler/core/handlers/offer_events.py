@@ -123,7 +123,8 @@ def _loss(trial: Trial) -> tuple[float, float, int]:
     last = trial.last_result
     if last is None:
         return 0.0, 0.0, -trial.number
-    saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
+    own = trial.checkpoints.since(trial.first_attempt)
+    saved = max((one.step for one in own if one.is_wanted), default=0)
     unsaved = last.time_total_s * max(0, last.step - saved) / last.step
     return unsaved, last.time_total_s, -trial.number
 

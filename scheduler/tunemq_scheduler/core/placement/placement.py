@@ -278,6 +278,11 @@ class Placement:
             self._could_hold[form] = self.why_never(request) is None
         return self._could_hold[form]
 
+    def capacity(self, request: Mapping[str, float]) -> int:
+        """Return how many such requests all nodes could hold if empty and fully offered."""
+        needs = needs_of(request)
+        return sum(node.capacity(needs) for node in self._nodes.values())
+
     def why_never(self, request: Mapping[str, float]) -> str | None:
         """Explain why no node could hold the request even if empty; None if one could."""
         return why_never(self._nodes.values(), request)

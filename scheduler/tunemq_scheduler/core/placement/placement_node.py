@@ -178,6 +178,19 @@ class PlacementNode:
             return False
         return not needs.names_device or choose(self.all_devices(), needs) is not None
 
+    def capacity(self, needs: ResourceRequest) -> int:
+        """Return how many such requests it could hold if empty and fully offered."""
+        if not self.could_hold(needs):
+            return 0
+        counts = [self.total[name] / amount for name, amount in needs.amounts.items()]
+        shares = [(one.share, one) for one in self.all_devices() if needs.will_do(one)]
+        if needs.gpus:
+            counts.append(sum(share >= 1 - TOLERANCE for share, _ in shares) / needs.gpus)
+        elif needs.takes_device:
+            parts = [share / (needs.share or needs.part_of(one)) for share, one in shares]
+            counts.append(sum(math.floor(part + TOLERANCE) for part in parts))
+        return math.floor(min(counts, default=1.0) + TOLERANCE)
+
     def may_ever_hold(self, needs: ResourceRequest) -> bool:
         """Whether its offer, except withheld GPUs, would suffice if nothing were held."""
         return _has(self._cap, needs) and (

@@ -68,11 +68,13 @@ class CheckpointManager:
     1`` exist. A checkpoint whose result lacks the score, or has NaN there, ranks last.
     """
 
-    __slots__ = ("_kept", "rule", "uploading")
+    __slots__ = ("_attempt", "_kept", "rule", "uploading")
 
     def __init__(self, rule: RetentionPolicy) -> None:
         self.rule = rule
         self._kept: dict[str, TrialCheckpoint] = {}
+        #: The newest attempt that wrote one; an older one may still finish an upload.
+        self._attempt = 0
         #: The number of checkpoints that are not committed yet.
         self.uploading = 0
 
@@ -113,6 +115,7 @@ class CheckpointManager:
             is_wanted=is_wanted,
         )
         self.uploading += not is_committed
+        self._attempt = max(self._attempt, checkpoint.attempt)
 
     def commit(self, checkpoint: m.CheckpointCommitted) -> None:
         """Mark a written checkpoint as committed; its order and score stay the same."""
@@ -133,15 +136,23 @@ class CheckpointManager:
             return []
         committed = [kept for kept in self._kept.values() if kept.committed is not None]
         ranked = sorted(committed, key=lambda kept: (kept.score, kept.order))
-        worse = [kept for kept in ranked[:-limit] if kept is not committed[-1]]
+        newest = self.newest
+        worse = [kept for kept in ranked[:-limit] if kept is not newest]
         for condemned in worse:
             del self._kept[condemned.key]
         return [kept.committed for kept in worse if kept.committed is not None]
 
-    def refs(self, node: str) -> tuple[m.CheckpointRef, ...]:
-        """Return the checkpoints that a process on this node may resume from, newest first."""
+    def since(self, attempt: int) -> Iterator[TrialCheckpoint]:
+        """Iterate over the checkpoints of this attempt and later ones, newest first."""
+        return (kept for kept in reversed(self._kept.values()) if kept.attempt >= attempt)
+
+    def refs(self, node: str, first_attempt: int = 0) -> tuple[m.CheckpointRef, ...]:
+        """Return the checkpoints that a process on this node may resume from, newest first.
+
+        ``first_attempt`` excludes the checkpoints of earlier attempts.
+        """
         refs: list[m.CheckpointRef] = []
-        for kept in reversed(self._kept.values()):
+        for kept in self.since(first_attempt):
             sha256 = "" if kept.committed is None else kept.committed.sha256
             ref = m.CheckpointRef(kept.key, sha256, kept.step, kept.written)
             # A journal of an earlier version may hold hashes that no order can contain.
@@ -160,9 +171,14 @@ class CheckpointManager:
 
     @property
     def newest(self) -> TrialCheckpoint | None:
-        """The newest committed checkpoint, or None."""
-        kept = reversed(self._kept.values())
-        return next((one for one in kept if one.committed is not None), None)
+        """The newest committed checkpoint of the newest attempt that has one, or None."""
+        newest = None
+        for one in reversed(self._kept.values()):
+            if one.committed is not None and (newest is None or one.attempt > newest.attempt):
+                newest = one
+                if one.attempt == self._attempt:
+                    break
+        return newest
 
     def kept(self) -> Iterator[m.CheckpointCommitted]:
         """Iterate over all committed checkpoints, oldest first."""
@@ -176,6 +192,7 @@ class CheckpointManager:
         """Restore dumped checkpoints, oldest first."""
         for one in kept:
             self._kept[one.key] = one
+            self._attempt = max(self._attempt, one.attempt)
             self.uploading += one.committed is None
 
     def _score(self, result: m.ResultReported | None, order: int) -> float:

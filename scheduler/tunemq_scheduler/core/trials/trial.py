@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
+from tunemq_scheduler.core.trial_decisions import MOST_DECISIONS, TrialDecision
 from tunemq_scheduler.core.trials.kept_checkpoints import CheckpointManager
 from tunemq_shared.base.errors import IllegalTransition
 from tunemq_shared.protocol import messages as m
@@ -62,6 +65,63 @@ class ResultReview(enum.Enum):
     FINAL = "the trial's last: recorded, and passed to the algorithms"
 
 
+class InheritedState(msgspec.Struct, frozen=True, array_like=True):
+    """The state from which a trial continues by a decision; it began the trial's lineage.
+
+    Attributes:
+        source: the trial whose state it is.
+        lineage: the lineage of that trial, and the first attempt of that, ``first_attempt``.
+        step: the step of that state; while it is awaited, the highest that it may have.
+        announced: the newest step whose checkpoint is known to be saved; the source may save a
+            later one as it pauses.
+        time_total_s: the ``time_total_s`` of the source's newest result.
+        attempt: no attempt of the lineages before has a higher number.
+        left: the attempt that the trial left for that state; 0 if it had not begun.
+        left_from: the first attempt of the lineage before.
+        last_step: the last recorded step of the lineage before.
+        key: the key of the awaited checkpoint; empty until one is chosen.
+        checkpoint: the checkpoint with that state, which stays in the store; None while it is not
+            committed, and once the trial has committed one.
+        is_awaited: the trial cannot begin yet: the checkpoint is not committed, or the process that
+            it left is not gone.
+    """
+
+    source: str
+    lineage: int
+    first_attempt: int
+    step: int
+    announced: int
+    time_total_s: float
+    attempt: int
+    left: int
+    left_from: int
+    last_step: int
+    key: str = ""
+    checkpoint: m.CheckpointRef | None = None
+    is_awaited: bool = False
+
+
+def continued_from(state: InheritedState | None) -> tuple[str, int, int] | None:
+    """Return the trial, its lineage and the step whose state this is; None if it is none."""
+    return None if state is None else (state.source, state.lineage, state.step)
+
+
+class FormerConfig(msgspec.Struct, frozen=True, array_like=True):
+    """A configuration that a trial had until a decision changed it, or its lineage.
+
+    Attributes:
+        config: packed.
+        lineage: the lineage in which the trial had it.
+        until: the last recorded step of that lineage then.
+        source: where that lineage continued from, as `continued_from` returns it.
+    """
+
+    config: bytes
+    lineage: int
+    until: int
+    source: tuple[str, int, int] | None
+
+
 class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     """A trial's summary; ended trials are stored packed in this form, since there may be many."""
 
@@ -90,15 +150,53 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     excluded: tuple[str, ...] = ()
     #: The trial's use of each GPU.
     devices_used: tuple[DeviceUse, ...] = ()
+    #: The state from which its lineage continued.
+    inherited: InheritedState | None = None
+    #: The configurations that it had before; oldest first.
+    former: tuple[FormerConfig, ...] = ()
+    #: How many of those it has left since its newest result.
+    changes_since_result: int = 0
+    #: The newest decisions about it, and the number of older ones that are not kept.
+    decisions: tuple[TrialDecision, ...] = ()
+    decisions_before: int = 0
+
+    @property
+    def reported_config(self) -> bytes:
+        """The configuration of its newest result."""
+        changes = self.changes_since_result
+        return self.former[-changes].config if changes else self.config
+
+    @property
+    def checkpoint(self) -> m.CheckpointCommitted | m.CheckpointRef | None:
+        """The newest committed checkpoint of the lineage of its newest result."""
+        return _checkpoint_of_result(self.checkpoints, self.last_result, self.inherited)
+
+
+def _checkpoint_of_result(
+    checkpoints: Iterable[m.CheckpointCommitted],
+    newest: m.ResultReported | None,
+    inherited: InheritedState | None,
+) -> m.CheckpointCommitted | m.CheckpointRef | None:
+    """Return the newest checkpoint that belongs to the lineage of a trial's newest result."""
+    first, last, begin = 0, math.inf, None
+    if inherited is not None and newest is not None:
+        if newest.attempt > inherited.attempt:
+            first, begin = inherited.attempt + 1, inherited.checkpoint
+        else:
+            first, last = inherited.left_from, inherited.attempt
+    found = [one for one in checkpoints if first <= one.attempt <= last]
+    return found[-1] if found else begin
 
 
 #: What a trial waits for while its checkpoints cannot be uploaded or fetched.
 STORE: Final = "the store"
+#: A trial's `Trial.waits` while the state that it inherits is not in the store, and of which trial.
+STATE: Final = "state"
 
 
 def awaited(what: str) -> str:
-    """Return what a trial waits for, for messages; ``what`` as in `TrialWaits`."""
-    return "its GPU" if what == "device" else STORE
+    """Return what a trial waits for, for messages; ``what`` as in `Trial.waits`."""
+    return {"device": "its GPU", STATE: "another trial's checkpoint"}.get(what, STORE)
 
 
 class Trial(msgspec.Struct, kw_only=True, eq=False):
@@ -109,7 +207,13 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         number: the position of its configuration in the search, from 0.
         config: packed (`tunemq_shared.code.config_packing`); the core never looks inside.
         attempt: the number of its newest attempt; 0 before the first.
-        lineage: how often it began again from scratch; its results count from 1 each time.
+        lineage: how often it began again, by a decision, from another state than its newest: from
+            scratch, or from the ``inherited`` state of a trial. Results of other lineages, and
+            their checkpoints, do not count for its progress.
+        former: the configurations that it had before.
+        saved_step: the newest step of its lineage whose result announced a checkpoint; 0 before the
+            first.
+        saves_nothing: it paused after results, and has never saved a checkpoint.
         run_until: the horizon up to which it may run before the algorithms decide.
         last_result: the newest recorded result; its step is the highest recorded one.
         repeated_result: the result that it reported since, for a step that was already recorded.
@@ -126,17 +230,20 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         ending: why it is about to end, until its process confirms that all checkpoints are saved;
             a decision ends the trial itself before.
         stop_ordered: whether it ends because of a stop request.
-        pausing: why it is being paused; empty if it is not.
+        pausing: why it is being paused; empty if it is not. ``resuming``: it is to wait for a slot
+            again as soon as it has paused.
         failure: the failure that ended it in ERROR, on the machine ``failed_on``.
         restoring: the key of the checkpoint from which its process begins, until it has begun.
-        waits: the store operation it waits for, ``save`` or ``restore``, and why; two empty strings
-            if it does not wait.
+        waits: the operation it waits for, ``save``, ``restore``, ``code``, ``device`` or `STATE`,
+            and why; two empty strings if it does not wait.
         matched: the log policies' patterns that its newest attempt matched, and the matching lines.
         excluded: the names of the nodes on which it is no longer placed; ``excused``: the number of
             failures that therefore did not count as its own.
         failed_at: the names of the nodes of its newest failures, newest last.
         devices_used: the use of each GPU by all of its ended attempts together.
         is_alone: it holds whole GPUs now because a part of one had too little memory.
+        decisions: the newest decisions about it, oldest first; ``decisions_before``: the number of
+            older ones that are not kept; ``decisions_due``: the number since its newest result.
     """
 
     trial_id: str
@@ -149,6 +256,11 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     reason: str = ""
     attempt: int = 0
     lineage: int = 0
+    inherited: InheritedState | None = None
+    former: tuple[FormerConfig, ...] = ()
+    changes_since_result: int = 0
+    saved_step: int = 0
+    saves_nothing: bool = False
     run_until: Horizon = TO_THE_END
     last_result: m.ResultReported | None = None
     repeated_result: m.ResultReported | None = None
@@ -168,6 +280,7 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     ending: str = ""
     stop_ordered: bool = False
     pausing: str = ""
+    resuming: bool = False
     restoring: str = ""
     waits: tuple[str, str] = NO_WAIT
     matched: dict[str, str] = {}
@@ -176,17 +289,46 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     failed_at: list[str] = []
     is_alone: bool = False
     devices_used: tuple[DeviceUse, ...] = ()
+    decisions: list[TrialDecision] = []
+    decisions_before: int = 0
+    decisions_due: int = 0
     story: deque[m.Message] = msgspec.field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
     def last_step(self) -> int:
-        """The highest recorded training_iteration; 0 before the first result."""
-        return self.last_result.step if self.last_result is not None else 0
+        """The highest recorded training_iteration of its lineage; 0 before the first result."""
+        if (newest := self.newest) is not None:
+            return newest.step
+        return self.inherited.step if self.inherited is not None else 0
+
+    @property
+    def newest(self) -> m.ResultReported | None:
+        """The newest recorded result of its lineage."""
+        newest, inherited = self.last_result, self.inherited
+        if newest is None or inherited is None or newest.attempt > inherited.attempt:
+            return newest
+        return None
 
     @property
     def is_complete(self) -> bool:
         """Whether its newest recorded result is its last, by stop criteria or by its own report."""
-        return self.last_result is not None and self.last_result.done
+        return (newest := self.newest) is not None and newest.done
+
+    @property
+    def awaits_state(self) -> bool:
+        """Whether it waits for a checkpoint of another trial, from which it is to continue."""
+        return self.inherited is not None and self.inherited.is_awaited
+
+    @property
+    def inherited_key(self) -> str:
+        """The key of the checkpoint with its inherited state; empty if that is not kept for it."""
+        kept = None if self.inherited is None else self.inherited.checkpoint
+        return "" if kept is None else kept.key
+
+    @property
+    def first_attempt(self) -> int:
+        """The lowest number that an attempt of its lineage may have."""
+        return 0 if self.inherited is None else self.inherited.attempt + 1
 
     @property
     def end_reason(self) -> str:
@@ -196,12 +338,19 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     @property
     def time_spent_s(self) -> float:
         """Its ``time_total_s``: the duration of its recorded steps in seconds."""
-        return self.last_result.time_total_s if self.last_result is not None else 0.0
+        if (newest := self.newest) is not None:
+            return newest.time_total_s
+        return self.inherited.time_total_s if self.inherited is not None else 0.0
 
     @property
     def is_finished(self) -> bool:
         """Whether it is TERMINATED or in ERROR."""
         return self.status in FINISHED
+
+    @property
+    def status_without_process(self) -> str:
+        """The status that it has once its process is gone: PAUSED if it was to stay paused."""
+        return PAUSED if self.pausing and not self.resuming else PENDING
 
     @property
     def is_saving(self) -> bool:
@@ -221,8 +370,13 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
     @property
     def has_only_damaged_checkpoints(self) -> bool:
         """Whether it had checkpoints, and all that remain are damaged."""
-        wanted = [kept for kept in self.checkpoints if kept.is_wanted]
+        wanted = [kept for kept in self.checkpoints.since(self.first_attempt) if kept.is_wanted]
         return bool(wanted) and all(kept.is_damaged for kept in wanted)
+
+    @property
+    def checkpoint(self) -> m.CheckpointCommitted | m.CheckpointRef | None:
+        """The newest committed checkpoint of the lineage of its newest result."""
+        return _checkpoint_of_result(self.checkpoints.kept(), self.last_result, self.inherited)
 
     def move_to(self, status: str) -> None:
         """Change the state.
@@ -235,7 +389,16 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
                 self.trial_id, self.status, status, [repr(one) for one in self.story]
             )
         self.status = status
-        self.restoring, self.waits = "", NO_WAIT
+        self.restoring = ""
+        if not self.awaits_state:
+            self.waits = NO_WAIT
+
+    def leave_config(self) -> None:
+        """Note its configuration, because its lineage or the configuration is about to change."""
+        source = continued_from(self.inherited)
+        left = FormerConfig(self.config, self.lineage, self.last_step, source)
+        self.former = (*self.former, left)
+        self.changes_since_result += self.last_result is not None
 
     def reopen(self) -> None:
         """Allow it to run further: its newest result is no longer its last."""
@@ -278,6 +441,19 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
         self.fruitless += 1
         self.not_before = elapsed + pause
 
+    def keep_decision(self, decision: TrialDecision) -> None:
+        """Keep a decision in place of the oldest one if there are too many."""
+        self.decisions.append(decision)
+        if len(self.decisions) > MOST_DECISIONS:
+            del self.decisions[0]
+            self.decisions_before += 1
+        self.decisions_due = min(self.decisions_due + 1, MOST_DECISIONS)
+
+    def take_due_decisions(self) -> tuple[TrialDecision, ...]:
+        """Return the decisions since its newest result, for the next one."""
+        due, self.decisions_due = self.decisions_due, 0
+        return tuple(self.decisions[-due:]) if due else ()
+
     def summary(self) -> TrialSummary:
         """Return its current summary."""
         same = {name: getattr(self, name) for name in _IN_SUMMARY}
@@ -287,10 +463,12 @@ class Trial(msgspec.Struct, kw_only=True, eq=False):
             ranks=tuple(self.checkpoints.ranks()),
             failures=dict(self.failures),
             excluded=tuple(self.excluded),
+            decisions=tuple(self.decisions),
+            inherited=self.inherited and replace(self.inherited, is_awaited=False),
         )
 
 
 #: The fields that a summary has unchanged.
 _IN_SUMMARY: Final = frozenset(TrialSummary.__struct_fields__) - {
-    *("checkpoints", "ranks", "failures", "excluded"),
+    *("checkpoints", "ranks", "failures", "excluded", "inherited", "decisions"),
 }

@@ -284,6 +284,8 @@ class WaitingTrials:
         self._places[trial.trial_id] = _WaitingPlace(ticket, None, nodes)
         for node in nodes:
             self._fell_with.setdefault(node, {})[trial.trial_id] = None
+        if trial.awaits_state:
+            return  # `follow` is called again when it is there
         if trial.not_before > self._now:
             heapq.heappush(self._later, (trial.not_before, ticket, trial.trial_id))
         else:

@@ -28,7 +28,7 @@ import msgspec
 
 from tunemq_scheduler.base.lease_holder import LeaseHolder
 from tunemq_scheduler.farm.common.small_files import make_folder, replace_file
-from tunemq_scheduler.transport.redis.key_types import TEXT_OF
+from tunemq_scheduler.transport.redis.key_types import TERM_OF, TEXT_OF
 from tunemq_scheduler.transport.redis.redis_connection import (
     RedisCommand,
     RedisConnection,
@@ -45,12 +45,12 @@ _RETRY_S: Final = 0.1
 _FULL_RETRY_S: Final = 1.0
 
 _CLAIM: Final = (
-    TEXT_OF
+    TERM_OF
     + """
 local held = text_of(KEYS[1])
 held = held and string.sub(held, 1, 4096)
 if held and held ~= ARGV[3] then return {held, redis.call('PTTL', KEYS[1])} end
-local term = math.max(tonumber(text_of(KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
+local term = math.max(term_of(KEYS[2]) + 1, tonumber(ARGV[1]))
 term = string.format('%d', term)
 redis.call('SET', KEYS[2], term)
 redis.call('SET', KEYS[1], term .. ':' .. ARGV[2], 'PX', ARGV[4])
@@ -59,10 +59,10 @@ return tonumber(term)
 )
 # A wiped Redis knows no term: the first scheduler restores its own, and the highest one wins.
 _RENEW: Final = (
-    TEXT_OF
+    TERM_OF
     + """
 local mine = tonumber(ARGV[1])
-if tonumber(text_of(KEYS[2]) or '0') > mine then
+if term_of(KEYS[2]) > mine then
   return string.sub(text_of(KEYS[1]) or 'another scheduler', 1, 4096)
 end
 redis.call('SET', KEYS[2], ARGV[1])
@@ -71,9 +71,9 @@ return 1
 """
 )
 _GUARDED: Final = (
-    TEXT_OF
+    TERM_OF
     + """
-if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+if term_of(KEYS[1]) > tonumber(ARGV[1]) then return 0 end
 local refused, i = nil, 2
 while i <= #ARGV do
   local last = i + tonumber(ARGV[i])
@@ -88,9 +88,9 @@ return refused or 1
 )
 # An earlier search may be gone for good, and nodes keep its events until its stream is deleted.
 _TAKE: Final = (
-    TEXT_OF
+    TERM_OF
     + """
-if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+if term_of(KEYS[1]) > tonumber(ARGV[1]) then return 0 end
 local ours = {}
 for key in string.gmatch(ARGV[2], '[^\\n]+') do ours[key] = true end
 for key in string.gmatch(text_of(KEYS[2]) or '', '[^\\n]+') do

@@ -13,6 +13,7 @@ import msgspec
 
 from tunemq_scheduler.api.farm_answer_types import RequestRejection
 from tunemq_scheduler.core.shared_amounts import OfferUsage
+from tunemq_scheduler.core.trial_decisions import MOST_DECISIONS, TrialDecision
 from tunemq_scheduler.transport.event_batches import ReadEvent
 from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.allowed_stores import StorePermissions
@@ -275,10 +276,15 @@ class IpcReply(IpcMessage, frozen=True, tag="answered"):
 
 
 class TrialExplanation(IpcMessage, frozen=True):
-    """The answer to `ExplainTrial`; ``request`` is its resource request, if it waits for a slot."""
+    """The answer to `ExplainTrial`; ``request`` is its resource request, if it waits for a slot.
+
+    ``decisions``: the newest decisions about it; ``decisions_before``: the number of older ones.
+    """
 
     lines: tuple[str, ...]
     request: dict[str, float] = {}
+    decisions: Annotated[tuple[TrialDecision, ...], msgspec.Meta(max_length=MOST_DECISIONS)] = ()
+    decisions_before: Count = 0
 
 
 class SearchEnded(IpcMessage, frozen=True, tag="deregistration"):

@@ -34,6 +34,8 @@ from tunemq_scheduler.core.trials.trial import (
 from tunemq_scheduler.experiment.experiment_view import ExperimentView
 from tunemq_scheduler.experiment.search_run import SearchRun
 from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.output.terminal.rows import newest_decision
+from tunemq_scheduler.results.explained_trial import explain_status
 from tunemq_scheduler.results.json_encoding import to_plain
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.base.errors import ConfigError, RequestRejected, SchedulerSuperseded, TuneError
@@ -120,6 +122,9 @@ class SearchStatusReporter:
             )
         if unreturned := self._view.unreturned:
             yield unreturned
+        if runner.exhausted and not runner.stopping:
+            name = self._loop.algorithms.search_name
+            yield f"its search algorithm ({name}) has no more configurations"
 
     def waiting_for_store(self) -> int:
         """Return how many trials wait for a store."""
@@ -278,6 +283,7 @@ class SearchStatusReporter:
             preemptions=known.preemptions,
             repeated=known.repeated,
             note=self._note(view),
+            decision=newest_decision(view.decisions),
             devices_used=tuple(
                 DeviceUseRow(**msgspec.structs.asdict(use)) for use in known.devices_used
             ),
@@ -309,15 +315,20 @@ class SearchStatusReporter:
         trial = runner.live.get(name)
         if trial is None or trial.is_finished:
             summary = runner.summary(name)
-            over = f"trial {name} is {summary.status}"
-            told = [f"{over}: {summary.reason}" if summary.reason else over]
+            told = [explain_status(name, summary)]
             if trial is not None and trial.checkpoints.uploading:
                 told.append(f"{trial.checkpoints.uploading} checkpoints of it are being uploaded")
-            return r.TrialExplanation(tuple(told))
+            before = summary.decisions_before
+            return r.TrialExplanation(tuple(told), {}, summary.decisions, before)
         lines = [*self._reasons(trial)]
         waits = trial.status == PENDING and trial.not_before <= runner.elapsed
         request = WHOLE_NODE if runner.is_suspect(trial) else trial.resources
-        return r.TrialExplanation(tuple(lines), dict(request) if waits else {})
+        return r.TrialExplanation(
+            tuple(lines),
+            dict(request) if waits else {},
+            tuple(trial.decisions),
+            trial.decisions_before,
+        )
 
     def _reasons(self, trial: Trial) -> Iterator[str]:
         runner, name = self._loop.runner, trial.trial_id
@@ -329,7 +340,7 @@ class SearchStatusReporter:
                 yield f"it is to end ({trial.ending}), and its code has not returned yet"
             return
         if trial.status != PENDING:
-            yield f"trial {name} is PAUSED; its trial scheduler says when it continues"
+            yield f"trial {name} is PAUSED, until its trial scheduler lets it continue"
             return
         if trial.not_before > runner.elapsed:
             left = trial.not_before - runner.elapsed

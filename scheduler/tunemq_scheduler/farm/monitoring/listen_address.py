@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from typing import Final
 
 from tunemq_shared.base.errors import ConfigError
 
 _BACKLOG: Final = 256
+
+
+class AddressInUse(ConfigError):
+    """Another process listens at the address, perhaps for a while only."""
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
@@ -39,6 +44,7 @@ def listener(host: str, port: int, option: str) -> socket.socket:
     """Open a listening socket.
 
     Raises:
+        AddressInUse: another process listens there.
         ConfigError: the address cannot be used; names the option.
     """
     try:
@@ -52,7 +58,8 @@ def listener(host: str, port: int, option: str) -> socket.socket:
         )
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(
+        kind = AddressInUse if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind(
             f"{option} {host}:{port} cannot be used: {error.strerror or error}; choose an address "
             "of this machine, and a port that is free."
         ) from error

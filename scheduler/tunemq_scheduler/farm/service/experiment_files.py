@@ -1,26 +1,39 @@
-"""`ResultsFolders`: finds logs in experiments' folders, and deletes the folders."""
+"""`ResultsFolders`: finds logs in experiments' folders, explains trials, deletes the folders."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+
+from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.farm.common.small_files import make_folder
-from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
+from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, FARM_KEYS, OUTPUT
 from tunemq_scheduler.journal.journal_files import FILE_NAME
 from tunemq_scheduler.journal.journal_headers import JournalHeader
 from tunemq_scheduler.journal.journal_reader import read_header
 from tunemq_scheduler.storage.last_run import RECORD_KEY, stored_record
-from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.base.errors import ConfigError, JournalError, RequestRejected, StoreError
+from tunemq_shared.base.failure_text import one_line, shortened
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.store_address import is_remote, join, without_settings
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.signing.key_files import journal_signer
 from tunemq_shared.system.folder_trees import remove_tree
+
+#: How many journals are read at once for explanations, and for how long each may take.
+_MOST_EXPLANATIONS: Final = 4
+_EXPLAINED_WITHIN_S: Final = 60.0
+
+_decode: Final = msgspec.json.Decoder(a.Explanation).decode
 
 
 class ResultsFolders:
@@ -34,6 +47,7 @@ class ResultsFolders:
 
     def __init__(self, results: Path, trash: Path, store: str) -> None:
         self._results, self._trash, self._store = results, trash, store
+        self._explaining = threading.BoundedSemaphore(_MOST_EXPLANATIONS)
         make_folder(trash)
         for left in trash.iterdir():
             _start(remove_tree, left)
@@ -52,6 +66,27 @@ class ResultsFolders:
                 raise ConfigError(f"experiment {name} has no trial {trial}.")
             path = found / "stdout"
         return path if path.exists() else None
+
+    def explain(self, name: str, trial: str) -> Future[a.Explanation] | None:
+        """Begin to explain a trial by the experiment's journal; None if there is no journal.
+
+        A process without the farm's keys reads it, because it may be long.
+
+        Raises:
+            ConfigError: there can be no such trial.
+            RequestRejected: too many explanations are on their way.
+        """
+        folder = self._results.absolute() / name
+        if not (folder / FILE_NAME).exists():
+            return None
+        if trial.startswith("-"):  # an option of the command
+            raise ConfigError(f"experiment {name} has no trial {trial}.")
+        if not self._explaining.acquire(blocking=False):
+            raise RequestRejected("the scheduler reads other journals now; repeat the command.")
+        told: Future[a.Explanation] = Future()
+        told.add_done_callback(lambda _told: self._explaining.release())
+        _start(_explain, folder, trial, told)
+        return told
 
     def free_name(self, name: str) -> None:
         """Remove the folder of an experiment that never began, which would block its name.
@@ -107,7 +142,30 @@ class ResultsFolders:
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=target, args=arguments, name="removal", daemon=True).start()
+    threading.Thread(target=target, args=arguments, name="results", daemon=True).start()
+
+
+def _explain(folder: Path, trial: str, told: Future[a.Explanation]) -> None:
+    """Run ``tunemq why`` on a folder."""
+    command = [sys.executable, "-P", "-m", "tunemq", "why", "--json", f"{folder}/", trial]
+    environment = {name: text for name, text in os.environ.items() if name not in FARM_KEYS}
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=_EXPLAINED_WITHIN_S,
+        )
+        if done.returncode:
+            problem = done.stderr.decode(errors="replace").strip().removeprefix("tunemq: ")
+            raise ConfigError(shortened(problem, LINE_CHARACTERS))
+        told.set_result(_decode(done.stdout))
+    except ConfigError as error:
+        told.set_exception(error)
+    except Exception as error:  # noqa: BLE001  told to the person who asked for it
+        told.set_exception(RequestRejected(f"{folder} cannot be read: {one_line(error)}."))
 
 
 def _header(folder: Path) -> JournalHeader | None:

@@ -84,6 +84,7 @@ class FarmApi:
         self._queue, self._experiments, self._nodes = queue, experiments, nodes
         self._results, self._farm = results, farm
         self._removals: dict[str, _Removal] = {}
+        self._explanations: list[tuple[Future[a.Explanation], DeferredAnswer[a.Explanation]]] = []
         #: The method for each kind of request.
         self.methods: dict[type[r.FarmRequest], Callable[[Any, RequestCaller], MaybeLater[Any]]] = {
             r.SubmitExperiment: self.submit,
@@ -270,7 +271,13 @@ class FarmApi:
         return removal.answer
 
     def turn(self) -> None:
-        """Answer those who wait for the removal of files."""
+        """Answer those who wait for the removal of files, or for an explanation."""
+        for told, answer in [one for one in self._explanations if one[0].done()]:
+            self._explanations.remove((told, answer))
+            if (problem := told.exception()) is None:
+                answer.resolve(told.result())
+            else:
+                answer.reject(str(problem), is_wrong_use=isinstance(problem, ConfigError))
         for name, one in list(self._removals.items()):
             repeat = (
                 f"Repeat the command: tunemq rm --files {name}; or keep the rest: tunemq rm {name}"
@@ -311,15 +318,25 @@ class FarmApi:
             if isinstance(found, DeferredAnswer):
                 return found.then(with_troubles)
             return with_troubles(found)
-        if request.trial:
-            self._experiments.log(entry.name, request.trial)
         lines = [f"{entry.name} is {entry.state}" + (f": {entry.reason}" if entry.reason else "")]
+        if request.trial:
+            return self._why_trial(entry.name, request.trial, lines[0])
         if entry.state is State.QUEUED:
             ahead = self._queue.ahead_of(entry)
             lines.append(f"{ahead or 'no'} experiment{'' if ahead == 1 else 's'} before it wait")
             if places := self._experiments.places():
                 lines.append(places)
         return a.Explanation(lines=tuple(lines))
+
+    def _why_trial(self, name: str, trial: str, state: str) -> MaybeLater[a.Explanation]:
+        """Explain a trial of an experiment without a process by its journal, if it has one."""
+        told = self._experiments.explain_ended(name, trial)
+        if told is None:
+            self._experiments.log(name, trial)  # raises if there is no such trial
+            return a.Explanation(lines=(state,))
+        answer: DeferredAnswer[a.Explanation] = DeferredAnswer()
+        self._explanations.append((told, answer))
+        return answer.then(lambda why: msgspec.structs.replace(why, lines=(state, *why.lines)))
 
     def describe_farm(self, _request: r.DescribeFarm, _caller: RequestCaller) -> a.FarmDescription:
         """Return the farm's description."""

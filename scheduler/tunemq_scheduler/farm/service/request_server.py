@@ -32,7 +32,6 @@ from tunemq_shared.base.errors import (
 )
 from tunemq_shared.base.failpoints import failpoint
 from tunemq_shared.base.message_encoding import encode
-from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
 from tunemq_shared.signing.live_keys import LiveKeys
@@ -140,7 +139,7 @@ class RequestServer:
         """Report once what Redis rejects: only an operator can fix it."""
         if not self._has_told:
             self._has_told = True
-            tell(f"tunemq scheduler: requests wait: {harmless(str(problem))}")
+            tell(f"tunemq scheduler: requests wait: {problem}")
 
     # --- one request ------------------------------------------------------------------------------
 

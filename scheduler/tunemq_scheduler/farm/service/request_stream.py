@@ -15,7 +15,7 @@ import time
 from typing import Final
 
 from tunemq_scheduler.transport.redis.key_types import (
-    TEXT_OF,
+    TERM_OF,
     KeyType,
     OnKeyRejected,
     clear_wrong_types,
@@ -46,9 +46,9 @@ _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 _AHEAD_AT_MOST_MS: Final = 86_400_000
 #: An old entry is skipped: its client has given up and reported that it was not done.
 _TAKE: Final = (
-    TEXT_OF
+    TERM_OF
     + """
-if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+if term_of(KEYS[1]) > tonumber(ARGV[1]) then return 0 end
 local now = redis.call('TIME')[1] * 1000
 local oldest, newest = now - tonumber(ARGV[2]), now + tonumber(ARGV[3])
 local room, longest, parts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])

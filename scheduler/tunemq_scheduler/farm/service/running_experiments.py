@@ -30,6 +30,7 @@ from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer, MaybeL
 from tunemq_scheduler.farm.service.experiment_files import ResultsFolders
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.queue_entry import QueueEntry
+from tunemq_scheduler.results.explained_trial import explain_decisions
 from tunemq_shared.base.backoff import backoff_s
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
@@ -712,7 +713,12 @@ class RunningExperiments:
                 connection, r.ExplainTrial(trial)
             )
             return reasons.then(
-                lambda found: a.Explanation(lines=tuple(self._reasons(name, found)))
+                lambda found: a.Explanation(
+                    lines=tuple(self._reasons(name, found)),
+                    decisions=tuple(
+                        a.DecisionRow(**msgspec.structs.asdict(one)) for one in found.decisions
+                    ),
+                )
             )
         use = connection.store_use
         failed = silence or ((one.failed,) if one.ends else ())
@@ -736,6 +742,11 @@ class RunningExperiments:
         yield from found.lines
         if found.request and name in self._running:
             yield from self._allocator.explainer.why(name, found.request)
+        yield from explain_decisions(found.decisions, found.decisions_before)
+
+    def explain_ended(self, name: str, trial: str) -> Future[a.Explanation] | None:
+        """Begin to explain a trial of an ended experiment; see `ResultsFolders.explain`."""
+        return self._folders.explain(name, trial)
 
     def log(self, name: str, trial: str) -> Path | None:
         """Return the path of an experiment's or a trial's log."""

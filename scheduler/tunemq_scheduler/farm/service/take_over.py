@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from tunemq_scheduler.farm.service.farm_nodes import EVENTS_KEY
 from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
 from tunemq_scheduler.storage.last_run import stored_record
 from tunemq_scheduler.transport.redis.redis_connection import RedisConnection
-from tunemq_shared.base.errors import ConfigError, JournalError
+from tunemq_shared.base.errors import (
+    ConfigError,
+    JournalError,
+    RedisUnavailable,
+    TransportError,
+)
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.checkpoints.open_store import open_objects
 from tunemq_shared.objects.s3_address import parse_address, parse_beside
@@ -113,6 +119,43 @@ def _read(given: str, store: str, keys: LiveKeys) -> LostSearch | None:
         term=record.term,
         has_ended=record.is_over,
     )
+
+
+def refuse_unknown_searches(url: str, results: str) -> None:
+    """Refuse to begin in a folder that no scheduler used, while Redis serves searches of another.
+
+    A scheduler ends all trials that its folder does not know, and perhaps the right folder is only
+    not mounted.
+
+    Args:
+        url: the address of Redis.
+        results: the folder of results.
+
+    Raises:
+        ConfigError: Redis has streams of running searches.
+    """
+    line = RedisConnection(url)
+    line.connect()
+    try:
+        try:
+            (listed,) = line.ask([("GET", redis_keys.STREAMS)])
+        except RedisUnavailable:
+            raise
+        except TransportError:  # a key of another type, which the scheduler deletes
+            return
+        keys = redis_keys.unlisted(listed.decode(errors="replace")) if listed else []
+        left = line.ask([("TTL", key) for key in keys if key != EVENTS_KEY])
+    finally:
+        line.close()
+    running = sum(ttl == -1 for ttl in left)
+    if running:
+        raise ConfigError(
+            f"--results {results} was never used by a scheduler, and {running} searches of another "
+            "folder run on the nodes of this Redis; their trials would be ended. Is that folder "
+            "mounted, and named by --results? If it is lost, add --take-over ADDRESS for each "
+            "search that has a copy in a store, or remove them from Redis: redis-cli DEL "
+            f"{redis_keys.STREAMS}."
+        )
 
 
 def is_running(url: str, lost: LostSearch) -> bool:

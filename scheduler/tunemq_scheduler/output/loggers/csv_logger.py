@@ -13,6 +13,7 @@ from tunemq_scheduler.output.loggers.appended_files import AppendedFile, Appende
 from tunemq_scheduler.output.loggers.logger import LoggerCallback
 from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.results.csv_cells import EMPTY, cell, columns_of, flatten, row_of
+from tunemq_scheduler.results.decision_rows import without_decisions
 from tunemq_scheduler.storage.folders import PROGRESS_CSV, make_trial_folder, replace_file
 from tunemq_shared.system.plain_files import open_to_read
 
@@ -134,7 +135,8 @@ class CSVLoggerCallback(LoggerCallback):
         self.write_row(trial.trial_id, trial.local_path, result)
 
     def write_row(self, trial: str, folder: str, result: dict[str, Any]) -> None:
-        """Append a result of the trial with this ID and folder."""
+        """Append a result of the trial with this ID and folder, without its decisions."""
+        result = without_decisions(result)
         table = self._tables.get(trial)
         if table is None:
             table = self._begin(trial, folder)

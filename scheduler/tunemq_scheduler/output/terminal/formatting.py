@@ -25,6 +25,7 @@ class TableColumn(msgspec.Struct, kw_only=True):
         right: whether to align right, as for numbers.
         rank: columns with the highest rank are dropped first if the terminal is too narrow.
         is_main: whether it shows the metric to optimise.
+        least_width: the width to which its cells may be cut, for texts; 0 if they may not.
     """
 
     header: str
@@ -32,11 +33,17 @@ class TableColumn(msgspec.Struct, kw_only=True):
     right: bool = False
     rank: int = 0
     is_main: bool = False
+    least_width: int = 0
 
     @property
     def width(self) -> int:
         """The width of its widest cell."""
         return max((cell_width(text) for text in (self.header, *self.cells)), default=0)
+
+    @property
+    def needed_width(self) -> int:
+        """The width that it needs at least."""
+        return min(self.width, self.least_width) if self.least_width else self.width
 
 
 def clean(text: object, limit: int | None = None) -> str:
@@ -120,11 +127,25 @@ def resources(used: Mapping[str, float], total: Mapping[str, float]) -> str:
 
 
 def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
-    """Return the columns that fit side by side in ``width``, lowest ranks first, in order."""
+    """Return the columns that fit side by side in ``width``, lowest ranks first, in order.
+
+    Columns of texts that may be cut share the width that the others leave, from left to right.
+    """
     kept = list(columns)
-    while len(kept) > 1 and sum(column.width for column in kept) + GAP * (len(kept) - 1) > width:
+    while len(kept) > 1 and (left := width - _needed(kept)) < 0:
         kept.remove(max(reversed(kept), key=lambda column: column.rank))
+    left = max(0, width - _needed(kept))
+    for place, column in enumerate(kept):
+        if column.least_width:
+            most = column.needed_width + left
+            left -= min(column.width, most) - column.needed_width
+            cells = [clean(cell, most) for cell in column.cells]
+            kept[place] = msgspec.structs.replace(column, cells=cells)
     return kept
+
+
+def _needed(columns: Sequence[TableColumn]) -> int:
+    return sum(column.needed_width for column in columns) + GAP * (len(columns) - 1)
 
 
 def text_table(columns: Sequence[TableColumn]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tunemq_scheduler.core.commands import WarnFailingNode, WarnTrialEnd
+from tunemq_scheduler.core.commands import WarnFailingNode, WarnStateLost, WarnTrialEnd
 from tunemq_scheduler.results.trial_failures import failure_of
 from tunemq_shared.protocol import messages as m
 
@@ -52,6 +52,17 @@ def format_failing_node(node: WarnFailingNode) -> str:
     return (
         f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
         f"different trials in a row failed there, with no result in between ({node.reason})"
+    )
+
+
+def format_state_lost(command: WarnStateLost) -> str:
+    """Return a line about a trial that cannot continue from the state of another one."""
+    if command.source == command.trial and not command.step:
+        return f"trial {command.trial} begins again from nothing: its own checkpoints are lost, too"
+    what = f"continues from step {command.step}" if command.step else "keeps its own state"
+    return (
+        f"trial {command.trial} {what}: the newer checkpoint of trial {command.source}, from which "
+        "it was to continue, is lost"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from tunemq_scheduler.core.trials.trial import awaited
+from tunemq_scheduler.core.trials.trial import STATE, awaited
 from tunemq_scheduler.output.terminal.formatting import TableColumn, clean, duration, value
 from tunemq_scheduler.results.csv_cells import flatten
 from tunemq_scheduler.results.json_encoding import is_finite, is_number
@@ -16,12 +16,15 @@ from tunemq_shared.protocol.result_conditions import lookup
 from tunemq_shared.trial import results as keys
 
 if TYPE_CHECKING:
+    from tunemq_scheduler.core.trial_decisions import TrialDecision
     from tunemq_scheduler.results.trial_view import TrialView
 
 T = TypeVar("T")
 
 #: The states in the order in which a table shows them.
 STATES: Final = ("RUNNING", "PAUSED", "PENDING", "ERROR", "TERMINATED")
+#: The least width for the newest decisions: "stopped at step 9" and the beginning of the reason.
+_DECISION: Final = 20
 #: The most parameters with a column: no terminal is wide enough for more.
 _PARAMETERS: Final = 100
 
@@ -37,6 +40,7 @@ _AUTOMATIC: Final = keys.ALWAYS_THERE | {
     keys.PID,
     keys.HOSTNAME,
     keys.NODE_IP,
+    keys.LINEAGE,
     keys.CONFIG,
     keys.SHOULD_CHECKPOINT,
 }
@@ -75,6 +79,7 @@ class TrialRowView(msgspec.Struct):
     params: Mapping[str, Any]
     result: Mapping[str, Any]
     waits: str = ""
+    decision: str = ""
 
 
 def row_of(trial: TrialView) -> TrialRowView:
@@ -86,7 +91,13 @@ def row_of(trial: TrialView) -> TrialRowView:
         params=trial.evaluated_params or flatten(trial.config),
         result=trial.last_result,
         waits=trial.waits[0],
+        decision=newest_decision(trial.decisions),
     )
+
+
+def newest_decision(decisions: Sequence[TrialDecision]) -> str:
+    """Return the newest decision about a trial in words; empty without any."""
+    return str(decisions[-1]) if decisions else ""
 
 
 def waits_in_words(what: str) -> str:
@@ -96,6 +107,7 @@ def waits_in_words(what: str) -> str:
         "restore": "restoring",
         "code": "fetching its code",
         "device": "starting",
+        STATE: "continuing",
     }
     return f"{known.get(what, clean(what))}: waits for {awaited(what)}"
 
@@ -176,6 +188,9 @@ def columns_of(
         column = _column(name, found, width, rank=5 if key == metric else 30 + rank)
         column.is_main = key == metric
         columns.append(column)
+    if any(row.decision for row in rows):
+        told = [clean(row.decision) for row in rows]
+        columns.append(TableColumn(header="decision", cells=told, rank=29, least_width=_DECISION))
     return columns
 
 

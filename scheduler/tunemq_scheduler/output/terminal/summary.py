@@ -23,6 +23,7 @@ from tunemq_scheduler.output.terminal.rows import (
     TrialRowView,
     columns_of,
     is_reported_metric,
+    newest_decision,
     score,
     sorted_by_metric,
 )
@@ -110,7 +111,14 @@ def _best_rows(
 ) -> list[TrialRowView]:
     """Return the best trials first; without the metric, in the order of the search."""
     rows = (
-        TrialRowView(result.trial_id, n, result.status, flatten(result.config), result.metrics)
+        TrialRowView(
+            result.trial_id,
+            n,
+            result.status,
+            flatten(result.config),
+            result.metrics,
+            decision=newest_decision(result.decisions),
+        )
         for n, result in enumerate(results)
     )
     return sorted_by_metric(rows, metric, mode)[:limit]

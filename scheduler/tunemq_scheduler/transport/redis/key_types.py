@@ -57,6 +57,20 @@ end
 """
 
 
+#: No scheduler has a greater term, which is about the Unix time. Readers accept twice that.
+_MOST_TERM: Final = 2**39
+#: For scripts, with `TEXT_OF`: a key's term; 0 if no scheduler wrote it.
+TERM_OF: Final = (
+    TEXT_OF
+    + f"""
+local function term_of(key)
+  local term = tonumber(text_of(key) or '0')
+  return term and term >= 0 and term <= {_MOST_TERM} and math.floor(term) or 0
+end
+"""
+)
+
+
 def clear_wrong_types(
     line: RedisConnection, types: Mapping[str, KeyType], rejected: OnKeyRejected
 ) -> list[str]:

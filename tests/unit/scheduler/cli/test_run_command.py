@@ -38,7 +38,7 @@ def project(tmp_path, monkeypatch):
         ("run train.sh", 64, "write ./train.sh"),
         ("run ./space.yaml", 64, "chmod +x ./space.yaml"),
         ("run ./train.sh --scheduler best", 64, "the trial scheduler 'best' is unknown"),
-        ("run ./train.sh --scheduler asha,max=3", 64, "--scheduler asha,max=3"),
+        ("run ./train.sh --scheduler asha,max=3", 64, "no argument 'max'; did you mean max_t?"),
         ("run ./train.sh --search asha", 64, "the search algorithm 'asha' is unknown"),
         ("run ./train.sh --resources gpu", 64, "not NAME=VALUE"),
         ("run ./train.sh --cpus many", 2, "not a number"),

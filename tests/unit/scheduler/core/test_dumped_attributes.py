@@ -18,7 +18,7 @@ from tunemq_scheduler.core.trials.kept_checkpoints import (
 WIRING = {"_usage", "commands", "placement"}
 ELSEWHERE = {"finished", "_changed"}
 #: Attributes that are derived from the others.
-WORKED_OUT = {"left_behind"}
+WORKED_OUT = {"left_behind", "awaited"}
 #: Attributes that the snapshot stores under other names.
 RENAMED = {"queue": {"pending", "paused", "passed_over"}}
 
@@ -76,5 +76,5 @@ def test_runner_dump_holds_each_attribute_of_its_parts() -> None:
         "_bytes",
         "_may_go",
     }
-    assert set(CheckpointManager.__slots__) == {"_kept", "rule", "uploading"}
+    assert set(CheckpointManager.__slots__) == {"_attempt", "_kept", "rule", "uploading"}
     assert TrialCheckpoint.__struct_fields__[-2:] == ("is_wanted", "is_damaged")

@@ -8,6 +8,7 @@ from tests.unit.scheduler.scripted_runner import NODE, TO_THE_END, Story, kinds,
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition
@@ -32,7 +33,9 @@ def test_pausing_trial_saves_and_then_frees_its_slot() -> None:
     story = Story(cpus=1.0)
     story.start("a")
     assert story.report("a", 1, PAUSE) == [
-        c.NotifyResult("a", result("a", 1), done=False),
+        c.NotifyResult(
+            "a", result("a", 1), done=False, decisions=(TrialDecision(1, m.PAUSE, "others first"),)
+        ),
         c.PauseTrial("a", 1, NODE),
     ]
     assert status(story) == "RUNNING"

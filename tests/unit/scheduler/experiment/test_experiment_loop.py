@@ -20,7 +20,7 @@ from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.trials.trial import TrialSummary
 from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.results.trial_view import TrialView
-from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
+from tunemq_scheduler.schedulers import FIFOScheduler, Stop, TrialScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.stopping.stopper import Stopper
 from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, TransportError
@@ -360,6 +360,27 @@ def test_search_algorithm_gets_the_result_that_stopped_a_trial_once() -> None:
     loop.batch(1, started(), result(1))
     loop.batch(3, result(2))
     assert search.told == [("result", 1), ("complete", 2)]
+
+
+class FailsAtAnEnd(BasicVariantGenerator):
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        raise ConnectionError("its database is away")
+
+
+class StopsTheOther(TrialScheduler):
+    def on_trial_complete(self, runner, trial, result):
+        return [Stop(one, "the first is enough") for one in runner.get_trials()]
+
+
+def test_actions_are_journalled_with_an_event_about_which_the_search_algorithm_raises() -> None:
+    loop = Loop(search=FailsAtAnEnd(), scheduler=StopsTheOther())
+    loop.turn(msgspec.structs.replace(NODE, resources={"cpu": 2.0}))
+    loop.batch(1, started(), started("t_00001"), result(1))
+    with pytest.raises(SearchFailed, match="its database is away"):
+        loop.batch(4, m.TrialFinished("t_00000", 1))
+    *_, end, action = [one.event for one in loop.journal.journal_records]
+    assert end == m.TrialFinished("t_00000", 1)
+    assert action == m.ActionTaken("t_00001", m.STOP, "the first is enough")
 
 
 def test_nan_of_a_nested_metric_is_shown_as_the_worst_value() -> None:

@@ -22,7 +22,7 @@ from tunemq_scheduler.experiment.algorithm_driver import AlgorithmDriver
 from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.output.result_file_reader import ends_with, read_rows
 from tunemq_scheduler.output.result_repair import ResultRepair
-from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared.protocol import messages as m
 
@@ -34,8 +34,8 @@ FAILED = m.TrialFailed(TRIAL, 1, "user", "ValueError: no", "Traceback", 1.0)
 class Search:
     """A search of one trial, whose journal has three results and a failure."""
 
-    def __init__(self, folder: Path) -> None:
-        self.loop = Loop(trials=1)
+    def __init__(self, folder: Path, scheduler: TrialScheduler | None = None) -> None:
+        self.loop = Loop(trials=1, scheduler=scheduler)
         self.loop.runner.settings = msgspec.structs.replace(
             self.loop.runner.settings, max_failures=5
         )
@@ -199,7 +199,7 @@ def test_rows_of_a_sparse_file_are_not_all_read(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     with path.open("wb") as file:
         os.truncate(file.fileno(), 2**36)
-    assert not ends_with(str(path), TRIAL, 3)
+    assert not ends_with(str(path), TRIAL, (0, 3))
     found = read_rows(str(path), TRIAL)
     assert not found.is_own
     assert not found.rows

@@ -15,7 +15,7 @@ from tunemq_scheduler.schedulers import (
     TrialScheduler,
     create_scheduler,
     make_scheduler,
-    read_verdict,
+    read_answer,
 )
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 
@@ -84,15 +84,15 @@ def test_verdict_equals_the_bare_word_and_has_a_reason() -> None:
     [("CONTINUE", "CONTINUE"), ("NOOP", "CONTINUE"), ("PAUSE", "PAUSE"), ("STOP", "STOP")],
 )
 def test_bare_words_are_accepted_as_verdicts(answer: str, meaning: str) -> None:
-    verdict = read_verdict(FIFOScheduler(), answer)
+    verdict, actions = read_answer(FIFOScheduler(), "on_trial_result", answer, "t0")
     assert isinstance(verdict, SchedulerDecision)
-    assert verdict == meaning
+    assert (verdict, actions) == (meaning, [])
 
 
-@pytest.mark.parametrize("answer", [None, "stop", 1, ["STOP"]])
+@pytest.mark.parametrize("answer", [None, "stop", 1, ["stop"], [["STOP"]], {"STOP"}])
 def test_answer_that_is_no_decision_is_an_error_that_names_the_scheduler(answer: object) -> None:
     with pytest.raises(SearchFailed, match=r"FIFOScheduler.*CONTINUE, PAUSE, STOP"):
-        read_verdict(FIFOScheduler(), answer)
+        read_answer(FIFOScheduler(), "on_trial_result", answer, "t0")
 
 
 def test_old_scheduler_without_keywords_can_be_set_up() -> None:
@@ -117,6 +117,9 @@ class Rejects(TrialScheduler):
     ("make", "words"),
     [
         (lambda: create_scheduler("lifo"), "'lifo'.*fifo, async_hyperband"),
+        (lambda: create_scheduler("asha", graceperiod=3), "'graceperiod'; did you mean grace_per"),
+        (lambda: create_scheduler("asha", zzz=3), "'zzz'; it takes time_attr, metric, mode, max_t"),
+        (lambda: create_scheduler("fifo", max_t=3), "'max_t'; it takes none"),
         (lambda: make_scheduler(3, None, None, 0), "scheduler is 3"),
         (lambda: make_scheduler(FIFOScheduler, None, None, 0), r"make one: FIFOScheduler\(\)"),
         (lambda: make_scheduler(None, "loss", "down", 0), "mode='down'"),

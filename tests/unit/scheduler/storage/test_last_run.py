@@ -17,8 +17,9 @@ from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
 ME = LeaseHolder.this_process()
 
 
-def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:
-    return RunRecord(holder=ME, term=term, run=run, events_key="e", **{"is_warm": False, **more})
+def record(term: int = 7, run: int = 2, holder: LeaseHolder = ME, **more: bool) -> RunRecord:
+    more = {"is_warm": False, **more}
+    return RunRecord(holder=holder, term=term, run=run, events_key="e", **more)
 
 
 def test_run_record_is_read_as_it_was_written(tmp_path):
@@ -53,8 +54,9 @@ def test_run_is_warm_if_the_previous_one_did_not_deregister(last, journalled_run
 def test_folder_that_is_behind_the_store_is_rejected():
     check_newest(record(7), None, "here")
     check_newest(record(7), record(7), "here")
-    check_newest(record(8), record(7), "here")
-    for local in (record(6), None):
+    other = msgspec.structs.replace(ME, token="other")
+    check_newest(record(8, holder=other), record(7), "here")
+    for local in (record(6, holder=other), None):
         with pytest.raises(SchedulerSuperseded, match=r"here is not the newest.*--take-over"):
             check_newest(local, record(7), "here")
 
@@ -62,8 +64,11 @@ def test_folder_that_is_behind_the_store_is_rejected():
 def test_folder_of_a_search_continued_elsewhere_is_rejected():
     of_script = msgspec.structs.replace(record(term=0), events_key="")
     check_newest(of_script, of_script, "here")
+    # The folder's record also says that the store has all of it.
+    check_newest(msgspec.structs.replace(of_script, is_copied=True), of_script, "here")
+    other = msgspec.structs.replace(ME, token="other")
     with pytest.raises(SchedulerSuperseded, match="continued elsewhere"):
-        check_newest(record(7), of_script, "here")
+        check_newest(record(7, holder=other), of_script, "here")
 
 
 def test_process_is_told_from_others_with_the_same_pid():

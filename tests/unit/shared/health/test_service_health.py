@@ -320,3 +320,9 @@ def test_without_a_path_health_does_nothing(monkeypatch):
     one.beat(is_ready=True, status="")
     one.stopping()
     one.close()
+
+
+def test_health_shows_control_characters_of_the_file_as_text(path: Path, asked) -> None:
+    path.write_text("1 x \x1b]0;title\x07\u202e")
+    _, said = asked(path)
+    assert said.rstrip("\n").isprintable()

@@ -57,6 +57,7 @@ def test_complete_result_has_every_automatic_key():
         "hostname": "box",
         "node_ip": "10.0.0.7",
         "config": {"lr": 0.1},
+        "lineage": 0,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -412,6 +413,27 @@ def test_reports_of_several_threads_are_serialized(world, tmp_path):
     for at, sent in enumerate(world.channel.sent):
         if not isinstance(sent, ResultReported):  # a checkpoint contains the result before it
             assert world.channel.sent[at - 1].step == sent.step
+
+
+def test_report_by_a_signal_handler_within_a_report_says_what_to_do_instead(world, monkeypatch):
+    session = world.session()
+    save = world.sink.save
+
+    def interrupted_save(*args, **kwargs):
+        signal.raise_signal(signal.SIGUSR1)
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(world.sink, "save", interrupted_save)
+    before = signal.signal(signal.SIGUSR1, lambda *_: session.report({"loss": 2.0}))
+    try:
+        signal.raise_signal(signal.SIGUSR1)  # outside of a report it may
+        with pytest.raises(TuneError, match="set a flag in the handler"):
+            session.report({"loss": 1.0}, Checkpoint.from_dict({"a": 1}))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    monkeypatch.undo()
+    session.report({"loss": 0.0})
+    assert [result.metrics["loss"] for result in world.channel.results] == [2.0, 1.0, 0.0]
 
 
 def test_thread_that_reports_after_its_trial_has_ended_is_ended_and_sends_nothing(world):

@@ -13,7 +13,7 @@ import pytest
 from tests.support.other_users import NOBODY as OTHER
 from tunemq_shared.base.errors import ConfigError
 from tunemq_workers.node import node_process, trial_user_folders
-from tunemq_workers.node.protected_folders import make_folder
+from tunemq_workers.node.protected_folders import could_replace, make_folder
 from tunemq_workers.node.trial_user_folders import claim_workdir, give_folders
 from tunemq_workers.system.trial_user import UserAccount
 
@@ -170,3 +170,55 @@ def test_logs_are_private_before_planted_links_are_removed(
     give(None)
     assert seen == [(0, 0o700)]
     assert not (logs / "node.log").is_symlink()
+
+
+_GROUP = 65_000
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "socket", "file"),
+    [
+        (0o755, 0, 0, False, False),
+        (0o775, 0, 0, False, False),
+        (0o775, 0, OTHER, True, True),
+        (0o775, 0, _GROUP, True, True),
+        (0o757, 0, _GROUP, False, False),  # the rights of its group, not those of others
+        (0o755, OTHER, 0, True, True),
+        (0o555, OTHER, 0, True, True),
+        (0o777, 0, 0, True, True),
+        (0o1777, 0, 0, True, False),  # like /tmp: a socket goes when its server restarts
+    ],
+)
+def test_user_who_may_change_a_folder_could_replace_its_files(
+    tmp_path: Path, mode: int, owner: int, group: int, socket: bool, file: bool
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give folders away")
+    account = ACCOUNT._replace(groups=(OTHER, _GROUP))
+    folder, outer, link = tmp_path / "folder", tmp_path / "outer", tmp_path / "link"
+    folder.mkdir()
+    (outer / "inner").mkdir(parents=True)
+    link.symlink_to("folder/../folder")
+    for one in (folder, outer):
+        os.chown(one, owner, group)
+        one.chmod(mode)
+    for place in (folder, outer / "inner"):
+        (place / "file").touch(mode=0o644)
+    for path in (folder / "file", link / "file"):
+        assert could_replace(str(path), account, is_made_again=True) is socket
+        assert could_replace(str(path), account) is file
+    assert could_replace(str(outer / "inner" / "file"), account, is_made_again=True) is file
+
+
+def test_file_that_a_user_may_write_could_be_replaced_and_a_missing_one_not(tmp_path: Path) -> None:
+    account = ACCOUNT._replace(uid=OTHER, gid=OTHER, groups=(OTHER,))
+    file = tmp_path / "ca.crt"
+    file.touch()
+    file.chmod(0o666)
+    assert could_replace(str(file), account)
+    file.chmod(0o644)
+    assert not could_replace(str(file), account)
+    assert not could_replace(str(tmp_path / "missing"), account)
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert could_replace(str(loop), account)

@@ -289,7 +289,7 @@ def test_failpoints_around_the_report_of_a_checkpoint_raise(pair, monkeypatch, n
 
 def test_result_that_is_too_large_is_an_error_and_the_channel_stays_usable(pair):
     channel, node = pair
-    with pytest.raises(MetricError, match="the result has 34,603,074 bytes"):
+    with pytest.raises(MetricError, match="the result has 34,603,075 bytes"):
         channel.send(result(image="x" * (33 << 20)))
     channel.send(TrialFinished("t", 1))
 

@@ -8,6 +8,7 @@ from tests.unit.scheduler.scripted_runner import NODE, TO_THE_END, Story, kinds,
 from tunemq.testing.comparable_state import comparable
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_scheduler.core.trials.kept_checkpoints import RetentionPolicy
 from tunemq_scheduler.core.trials.trial import ResultReview
 from tunemq_shared.base.errors import BugError, IllegalTransition
@@ -57,7 +58,9 @@ def test_stop_decision_ends_the_trial_and_drops_later_results() -> None:
     story.start("a")
     commands = story.report("a", 1, m.DecisionMade("a", 1, m.STOP, "too slow"))
     assert commands == [
-        c.NotifyResult("a", result("a", 1), done=True),
+        c.NotifyResult(
+            "a", result("a", 1), done=True, decisions=(TrialDecision(1, m.STOP, "too slow"),)
+        ),
         c.StopTrial("a", 1, NODE),
         c.NotifyTrialEnd("a", "TERMINATED", "too slow", early=True),
     ]

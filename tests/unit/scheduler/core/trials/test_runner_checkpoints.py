@@ -450,3 +450,17 @@ def test_checkpoint_committed_twice_is_not_deleted_as_its_own_predecessor() -> N
     assert deleted(story.commit("a", 2)) == ["a/1-1"]
     assert deleted(story.commit("a", 2)) == []
     assert "a/1-2" in kept(story)
+
+
+def test_checkpoint_that_an_ended_trial_keeps_is_not_deleted_when_it_is_said_to_be_lost() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.write("a", 1)
+    story.commit("a", 1)
+    story.finish("a")
+    story.free("a")
+    assert "a" in story.runner.finished
+    assert story.give_up("a", 1) == story.commit("a", 1) == []
+    assert kinds(story.give_up("a", 2)) == ["DeleteCheckpoint"]
+    assert story.give_up("unknown", 1) == story.commit("unknown", 1) == []

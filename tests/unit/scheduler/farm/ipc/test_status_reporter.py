@@ -26,10 +26,16 @@ class Search:
     def __init__(self) -> None:
         self.live: dict[str, Any] = {}
         self.giving_way: dict[str, float] = {}
-        runner = SimpleNamespace(
-            live=self.live, finished=[], interrupted="", giving_way=self.giving_way
+        self.runner = SimpleNamespace(
+            live=self.live,
+            finished=[],
+            interrupted="",
+            giving_way=self.giving_way,
+            exhausted=False,
+            stopping="",
         )
-        loop = SimpleNamespace(runner=runner, plan=PLAN, trials={})
+        algorithms = SimpleNamespace(search_name="BasicVariantGenerator")
+        loop = SimpleNamespace(runner=self.runner, plan=PLAN, trials={}, algorithms=algorithms)
         self.view = SimpleNamespace(
             counts={},
             num_trials=None,
@@ -93,6 +99,16 @@ def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(sea
     status = search.status_reporter.status()
     assert status.best_config["value"].endswith("Repr without a text>")
     assert r.encode(status)
+
+
+def test_end_of_the_search_algorithm_is_reported_until_the_search_is_stopped(search):
+    assert search.status_reporter.status().waits == ()
+    search.runner.exhausted = True
+    assert search.status_reporter.status().waits == (
+        "its search algorithm (BasicVariantGenerator) has no more configurations",
+    )
+    search.runner.stopping = "the time budget is used up"
+    assert search.status_reporter.status().waits == ()
 
 
 def waiting(not_before: float, status: str = PENDING) -> SimpleNamespace:

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.unit.scheduler.fake_search import Clock, FakeSearch, failure
 from tests.unit.scheduler.fake_trials import FakeTrial
 from tests.unit.shared.hostile_values import all_hostile
+from tunemq_scheduler.core.trial_decisions import TrialDecision
 from tunemq_scheduler.output.terminal.formatting import (
     TableColumn,
     clean,
@@ -381,6 +382,45 @@ def test_table_drops_the_least_important_columns_first():
         for name, rank in (("a", 0), ("b", 9), ("c", 1))
     ]
     assert [column.header for column in fit(columns, 12)] == ["aaaaa", "ccccc"]
+
+
+def test_texts_that_may_be_cut_share_the_width_that_the_others_leave():
+    columns = [
+        TableColumn(header="a", cells=["x" * 10]),
+        TableColumn(header="b", cells=["y" * 40], rank=9, least_width=6),
+    ]
+    for width, told in ((60, "y" * 40), (30, "y" * 17 + "…"), (18, "y" * 5 + "…")):
+        assert fit(columns, width)[1].cells == [told]
+    assert [column.header for column in fit(columns, 17)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("width", "told"),
+    [
+        (120, "stopped at step 9: loss 0.33 is not in the best third of 12 trials"),
+        (70, "stopped at step 9: loss…"),
+        (50, None),
+    ],
+)
+def test_table_shows_the_newest_decision_of_a_trial_cut_to_the_width(width, told):
+    search = FakeSearch()
+    for trial in search.trials:
+        trial.result(9, loss=0.33)
+    reason = "lo\x1bss 0.33 is not in the best third of 12 trials"
+    search.trials[1].decisions = (
+        TrialDecision(3, "PAUSE", "it waits"),
+        TrialDecision(9, "STOP", reason),
+    )
+    lines = drawn(search, width=width).splitlines()
+    (line,) = [line for line in lines if "ab12_00001" in line]
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in line
+    assert line.rstrip().endswith(told) if told else "stopped" not in line
+    assert sum("decision" in one for one in lines) == bool(told)
+
+
+def test_table_without_decisions_has_no_column_for_them():
+    assert "decision" not in drawn(FakeSearch())
 
 
 def test_table_keeps_printed_notices_above_it():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import bisect
+import math
+from collections.abc import Sequence
 from typing import Any
+
+from tunemq_scheduler.schedulers.sorted_values import SortedValues
 
 
 class Rung:
     """Values recorded at one milestone, in order; larger is better.
 
-    Recording costs a binary search and a move of at most a few tens of kilobytes; the cutoff is
-    read by index. So a decision costs microseconds, even with thousands of values. A trial has at
-    most one value.
+    A decision costs microseconds, even with a hundred thousand values. A trial has at most one.
 
     Args:
         milestone: the progress at which trials are compared, in units of ``time_attr``.
@@ -22,7 +23,7 @@ class Rung:
 
     def __init__(self, milestone: float, keep: float) -> None:
         self.milestone = milestone
-        self.values: list[float] = []
+        self.values = SortedValues[float]()
         self._by_trial: dict[str, float | None] = {}
         # Convert to percent and back, as numpy does: the last digit decides ties.
         self._quantile = ((1 - keep) * 100) / 100
@@ -33,34 +34,33 @@ class Rung:
         return len(self._by_trial)
 
     def cutoff(self) -> float | None:
-        """Return the smallest value that is among the best; None if no value is recorded.
+        """Return the smallest value that is among the best; None if no value is recorded."""
+        return quantile(self.values, self._quantile) if self.values else None
 
-        It equals numpy's ``nanpercentile`` with linear interpolation, to the last bit: position
-        ``(n - 1) * q`` between the two neighbours, counted from the nearer one.
-        """
-        values = self.values
-        if not values:
+    def ranked_value(self, trial: str) -> float | None:
+        """Return the value by which a trial ranks; None if it is not recorded."""
+        if trial not in self._by_trial:
             return None
-        position = (len(values) - 1) * self._quantile
-        index = int(position)
-        below = values[index]
-        above = values[min(index + 1, len(values) - 1)]
-        part = position - index
-        gap = above - below
-        return below + gap * part if part < 0.5 else above - gap * (1 - part)
+        value = self._by_trial[trial]
+        return -math.inf if value is None else value
+
+    @property
+    def trials(self) -> list[str]:
+        """The recorded trials."""
+        return list(self._by_trial)
 
     def record(self, trial: str, value: float | None) -> None:
         """Record a trial's value; None if it is not a finite number."""
         self.forget(trial)
         self._by_trial[trial] = value
         if value is not None:
-            bisect.insort(self.values, value)
+            self.values.add(value)
 
     def forget(self, trial: str) -> None:
         """Remove the trial's value, if it has one."""
         value = self._by_trial.pop(trial, None)
         if value is not None:
-            del self.values[bisect.bisect_left(self.values, value)]
+            self.values.remove(value)
 
     def get_state(self) -> list[Any]:
         """Return the state as JSON values."""
@@ -69,4 +69,20 @@ class Rung:
     def set_state(self, state: list[Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._by_trial = dict(state[1])
-        self.values = sorted(value for value in self._by_trial.values() if value is not None)
+        found = self._by_trial.values()
+        self.values = SortedValues(value for value in found if value is not None)
+
+
+def quantile(values: Sequence[float] | SortedValues[float], q: float) -> float:
+    """Return a quantile of ordered values.
+
+    It equals numpy's ``nanpercentile`` with linear interpolation, to the last bit: position
+    ``(n - 1) * q`` between the two neighbours, counted from the nearer one.
+    """
+    position = (len(values) - 1) * q
+    index = int(position)
+    below = values[index]
+    above = values[min(index + 1, len(values) - 1)]
+    part = position - index
+    gap = above - below
+    return below + gap * part if part < 0.5 else above - gap * (1 - part)

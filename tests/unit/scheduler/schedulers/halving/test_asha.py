@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.schedulers import ASHAScheduler, AsyncHyperBandScheduler, create_scheduler
-from tunemq_scheduler.schedulers.rung import Rung
+from tunemq_scheduler.schedulers.halving.rung import Rung
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.result_conditions import Condition
 
@@ -173,7 +173,7 @@ def test_asha_stops_a_bad_trial_with_the_reason() -> None:
     verdict = report(scheduler, late, 9, 0.81)
     assert verdict == "STOP"
     assert verdict.reason == (  # type: ignore[attr-defined]
-        "rung 9: score 0.81 is not among the best 1/3 of 12 trials, cutoff 0.366667"
+        "score 0.81 is not among the best 1/3 of 12 trials at rung 9 (cutoff 0.366667)"
     )
 
 

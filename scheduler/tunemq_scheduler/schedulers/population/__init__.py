@@ -1,0 +1,1 @@
+"""Schedulers of a population of trials that learn from each other."""

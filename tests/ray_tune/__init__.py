@@ -1,0 +1,1 @@
+"""Comparisons with Ray Tune itself; `make parity` installs it into build/"""
