@@ -288,7 +288,7 @@ class ExperimentConnection:
         """Send a request; ``then`` gets the answer later, or a rejection when the process ends."""
         self._last_id += 1
         if self.process_exit is not None:
-            then(RequestRejection(text="its process has ended."))
+            then(_unanswered(self.process_exit))
             return
         self._asked[self._last_id] = _ANSWERS.get(type(request), RequestDone), then
         self._send(r.IpcRequest(self._last_id, request))
@@ -466,7 +466,7 @@ class ExperimentConnection:
         self._frames.close()
         self._process.close()
         for _, then in self._asked.values():
-            then(RequestRejection(text="its process ended before it answered."))
+            then(_unanswered(self.process_exit))
         self._asked.clear()
 
     def _judged(self, returncode: int) -> ExperimentExit:
@@ -505,6 +505,12 @@ class ExperimentConnection:
             said = f"; the last that it wrote:\n{words}" if words else ""
             text = f"its process {how}{said}"
         return ExperimentExit(outcome, returncode, text, detail)
+
+
+def _unanswered(process_exit: ExperimentExit) -> RequestRejection:
+    """Return the answer to a request to a process that has ended."""
+    reason = (process_exit.text or "its process has ended").rstrip(".")
+    return RequestRejection(text=f"the search did not answer: {reason}.")
 
 
 def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:

@@ -172,7 +172,10 @@ def test_request_to_a_process_that_dies_silently_is_answered_without_its_trials(
     farm.processes[0].code = _SEGFAULT
     farm.experiments.turn()
     assert shown.outcome == ExperimentDetail(experiment=ROW)
-    assert stopped.outcome.text == "its process ended before it answered."
+    assert stopped.outcome.text == (
+        "the search did not answer: its process was killed by SIGSEGV (Segmentation fault);"
+        " the last that it wrote:\nits last words."
+    )
 
 
 def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
