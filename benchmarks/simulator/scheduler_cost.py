@@ -80,13 +80,22 @@ class Runner:
         return True
 
 
-def cost_us(make: Callable[[], TrialScheduler], trials: int) -> float:
-    """Return the median microseconds of one result after those of other trials."""
-    scheduler, runner, rng = make(), Runner(), random.Random(0)
-    if not isinstance(scheduler, MultiObjectiveASHA):
-        scheduler.set_search_properties("loss", "min", seed=0)
-    taken: list[float] = []
-    for number in range(trials + MEASURED):
+class Search:
+    """A search in which one trial after the other reports once, at its first horizon.
+
+    Args:
+        make: returns its trial scheduler.
+    """
+
+    def __init__(self, make: Callable[[], TrialScheduler]) -> None:
+        self._scheduler, self._runner, self._rng = make(), Runner(), random.Random(0)
+        if not isinstance(self._scheduler, MultiObjectiveASHA):
+            self._scheduler.set_search_properties("loss", "min", seed=0)
+
+    def report(self) -> float:
+        """Let a new trial report; return the seconds that its trial scheduler takes."""
+        scheduler, runner, rng = self._scheduler, self._runner, self._rng
+        number = len(runner.trials)
         name = f"trial_{number:06d}"
         trial = SimpleNamespace(
             trial_id=name, number=number, config={"lr": 0.5}, status="RUNNING", last_result={}
@@ -101,16 +110,27 @@ def cost_us(make: Callable[[], TrialScheduler], trials: int) -> float:
         begin = time.perf_counter()
         scheduler.on_trial_result(runner, trial, result)
         scheduler.horizon(trial)
-        if number >= trials:
-            taken.append(time.perf_counter() - begin)
-    return median(taken) * 1e6
+        return time.perf_counter() - begin
+
+
+def costs_us(make: Callable[[], TrialScheduler]) -> list[float]:
+    """Return the median microseconds of one result after those of other trials, by `SIZES`.
+
+    The searches take turns, so that whatever else the machine does slows all of them.
+    """
+    searches = [Search(make) for _ in SIZES]
+    for search, size in zip(searches, SIZES, strict=True):
+        for _ in range(size):
+            search.report()
+    taken = [[search.report() for search in searches] for _ in range(MEASURED)]
+    return [median(times) * 1e6 for times in zip(*taken, strict=True)]
 
 
 def main() -> None:
     """Print a table."""
     print("| trial scheduler | 100 trials, us | 100,000 trials, us | ratio |\n|---|--:|--:|--:|")
     for name, make in SCHEDULERS.items():
-        few, many = (cost_us(make, size) for size in SIZES)
+        few, many = costs_us(make)
         print(f"| `{name}` | {few:.1f} | {many:.1f} | {many / few:.2f} |", flush=True)
 
 

@@ -84,7 +84,7 @@ def test_simulate_and_a_real_search_on_one_worker_decide_the_same(
 
     (ended,) = ended_searches
     real, names = _decisions(Path(ended.experiment.folder, FILE_NAME))
-    simulated = [(one.trial, one.step, one.decision, one.reason) for one in found.decisions]
+    simulated = [(one.trial, one.step, one.action, one.reason) for one in found.decisions]
     assert simulated == [(*one[:3], _renamed(one[3], names)) for one in real]
     assert len(simulated) > 8
     assert [trial.config for trial in found.trials] == [result.config for result in grid]

@@ -106,7 +106,7 @@ def test_simulate_names_each_decision_with_its_reason() -> None:
     assert found.decisions
     for one in found.decisions:
         assert one in found.trials[one.trial].decisions
-        assert one.decision == "STOP"
+        assert one.action == "STOP"
         assert f"rung {one.step}" in one.reason or "reached" in one.reason
         assert found.trials[one.trial].reason == one.reason
 
@@ -132,7 +132,7 @@ def test_simulate_continues_an_exploited_trial_on_the_curve_of_its_new_configura
         seed=3,
     )
 
-    exploits = [one for one in found.decisions if one.decision == "EXPLOIT"]
+    exploits = [one for one in found.decisions if one.action == "EXPLOIT"]
     assert exploits
     for one in exploits:
         trial = found.trials[one.trial]
@@ -165,7 +165,7 @@ def test_simulate_with_restart_cost_adds_it_for_each_resumed_trial() -> None:
 
     assert (free.time_s, costly.time_s) == (24, 54)
     assert [one.step for one in costly.results] == [1, 2, 1, 2, 1, 2, 3, 4, 3, 4, 3, 4]
-    assert [one.decision for one in costly.decisions] == ["PAUSE"] * 3 + ["RESUME"] * 3
+    assert [one.action for one in costly.decisions] == ["PAUSE"] * 3 + ["RESUME"] * 3
 
 
 def test_simulate_gives_a_curve_the_resources_that_a_scheduler_set() -> None:

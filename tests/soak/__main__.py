@@ -1,6 +1,6 @@
 """`make soak KILLS=300`: a farm of which one part after another dies, and loses nothing.
 
-    python -m tests.soak.__main__ --kills 300 [--seed N] [--algorithm fifo|asha] [--keep DIR]
+    python -m tests.soak.__main__ --kills 300 [--seed N] [--algorithm NAME] [--keep DIR]
 
 A real redis-server, a real MinIO, three `tunemq worker` and a `tunemq scheduler`, all processes of
 their own, run a search of chains (`tests.support.searches.chain`): every result is a hash over all
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.soak.soak_checks import check_search
-from tests.soak.soak_farm import SoakFarm
+from tests.soak.soak_farm import SHARES, SoakFarm
 
 #: Mean seconds between two faults, and the longest seconds until the harmed component returns.
 EVERY_S: Final = 5.0
@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="how many faults")
     parser.add_argument("--seed", type=int, help="of the faults; default: another each time")
-    parser.add_argument("--algorithm", choices=("fifo", "asha"), default="fifo")
+    parser.add_argument("--algorithm", choices=tuple(SHARES), default="fifo")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all files, in this folder")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)

@@ -33,6 +33,10 @@ ENDED: Final = {"FINISHED", "FAILED", "STOPPED"}
 _RESTART_S: Final = 0.5
 _POLL_INTERVAL_S: Final = 0.02
 
+#: How long a trial takes on average, as a multiple of its steps alone: the trial schedulers that
+#: stop trials early do so at their first rungs, and a trial that takes over a state starts again.
+SHARES: Final = {"fifo": 1.0, "asha": 0.25, "hyperband": 0.45, "pbt": 1.3}
+
 _SCRIPT: Final = """
 import tunemq as tune
 from work import chain
@@ -41,6 +45,12 @@ about = ABOUT
 schedulers = {
     "fifo": None,
     "asha": tune.schedulers.ASHAScheduler(max_t=about["steps"], grace_period=3, reduction_factor=3),
+    "hyperband": tune.schedulers.HyperBandScheduler(max_t=about["steps"], reduction_factor=3),
+    "pbt": tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=about["config"]["save_every"],
+        hyperparam_mutations={"seed": tune.randint(0, 10**9)},
+    ),
 }
 tuner = tune.Tuner(
     chain,
@@ -178,7 +188,7 @@ class SoakFarm:
     """Redis, MinIO, three workers and a scheduler, to which a search is submitted.
 
     Args:
-        algorithm: ``fifo`` or ``asha``.
+        algorithm: one of `SHARES`.
         least_s: how long the search takes undisturbed, at least.
     """
 
@@ -187,8 +197,7 @@ class SoakFarm:
         self.algorithm = algorithm
         slots = nodes * SLOTS_A_NODE
         trial_s = STEPS * STEP_S
-        # ASHA stops most trials at its first rungs: a trial is a quarter as long, about.
-        share = 1.0 if algorithm == "fifo" else 0.25
+        share = SHARES[algorithm]
         self.trials = max(2 * slots, round(least_s * slots / (trial_s * share)))
         self.undisturbed_s = self.trials * trial_s * share / slots
         self.redis = RedisServer(_made(folder / "redis"), "--appendonly", "yes")

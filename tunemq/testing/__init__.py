@@ -12,7 +12,7 @@ from tunemq.testing.curves.curve_table import CurveTable, recorded_curves
 from tunemq.testing.curves.simulate import simulate
 from tunemq.testing.curves.simulation import (
     BestPoint,
-    Decision,
+    SimulatedDecision,
     SimulatedResult,
     SimulatedTrial,
     Simulation,
@@ -22,7 +22,7 @@ from tunemq.testing.curves.synthetic_curves import SyntheticCurves
 __all__ = [
     "BestPoint",
     "CurveTable",
-    "Decision",
+    "SimulatedDecision",
     "SimulatedResult",
     "SimulatedTrial",
     "Simulation",

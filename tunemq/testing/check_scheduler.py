@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from tunemq.testing.curves.simulate import simulate
-from tunemq.testing.curves.simulation import Decision
+from tunemq.testing.curves.simulation import SimulatedDecision
 from tunemq_scheduler.schedulers import ResourceChangingScheduler, TrialScheduler
 from tunemq_scheduler.schedulers.trial_scheduler import RunnerLike, TrialLike
 from tunemq_scheduler.search import uniform
@@ -67,7 +67,7 @@ def check_trial_scheduler(
         metrics: dict[str, Any] = {name: draw.random() for name in (metric, *more_metrics)}
         return {**metrics, "time_this_iter_s": draw.uniform(0.5, 2), "done": step == steps}
 
-    def decisions(scheduler: TrialScheduler, seed: int) -> list[Decision]:
+    def decisions(scheduler: TrialScheduler, seed: int) -> list[SimulatedDecision]:
         search = simulate(
             scheduler,
             None,
@@ -97,7 +97,7 @@ def _no_change(*_: Any) -> None:
     return None
 
 
-def _compare(expected: list[Decision], found: list[Decision], when: str) -> None:
+def _compare(expected: list[SimulatedDecision], found: list[SimulatedDecision], when: str) -> None:
     for number, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             raise AssertionError(

@@ -43,10 +43,16 @@ class SortedValues(Generic[V]):
         """Return the value at a place, from 0; the greatest at -1."""
         if place == -1:
             return self._lasts[-1]
-        for chunk in self._chunks:
-            if place < len(chunk):
-                return chunk[place]
-            place -= len(chunk)
+        if place < self._count // 2:
+            for chunk in self._chunks:
+                if place < len(chunk):
+                    return chunk[place]
+                place -= len(chunk)
+        from_end = place - self._count
+        for chunk in reversed(self._chunks):
+            from_end += len(chunk)
+            if 0 <= from_end < len(chunk):
+                return chunk[from_end]
         raise IndexError(place)
 
     def add(self, value: V) -> None:

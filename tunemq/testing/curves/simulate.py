@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tunemq.testing.curves.curve_executor import CurveExecutor, Curves
 from tunemq.testing.curves.simulation import (
-    Decision,
+    SimulatedDecision,
     SimulatedResult,
     SimulatedTrial,
     Simulation,
@@ -246,8 +246,8 @@ class _Recorder:
                     trial = self._trials[answer.trial]
                     self._decided(trial, answer.step, answer.decision, answer.reason)
 
-    def _decided(self, trial: SimulatedTrial, step: int, decision: str, reason: str) -> None:
-        made = Decision(self._executor.now, trial.number, step, decision, reason)
+    def _decided(self, trial: SimulatedTrial, step: int, action: str, reason: str) -> None:
+        made = SimulatedDecision(self._executor.now, trial.number, step, action, reason)
         trial.decisions.append(made)
         self._simulation.decisions.append(made)
 

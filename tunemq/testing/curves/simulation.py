@@ -31,21 +31,21 @@ class SimulatedResult(NamedTuple):
     metrics: dict[str, Any]
 
 
-class Decision(NamedTuple):
+class SimulatedDecision(NamedTuple):
     """What the trial scheduler or a stopper decided about a trial.
 
     Attributes:
         time_s: the virtual time, in seconds.
         trial: the trial's number.
         step: the step of the trial's last result.
-        decision: STOP, PAUSE, RESUME, EXPLOIT, SET_CONFIG or SET_RESOURCES.
+        action: STOP, PAUSE, RESUME, EXPLOIT, SET_CONFIG or SET_RESOURCES.
         reason: why.
     """
 
     time_s: float
     trial: int
     step: int
-    decision: str
+    action: str
     reason: str
 
 
@@ -86,7 +86,7 @@ class SimulatedTrial:
     reason: str = ""
     step: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[SimulatedDecision] = field(default_factory=list)
     worker_s: float = 0.0
 
     @property
@@ -114,7 +114,7 @@ class Simulation:
     mode: str | None
     results: list[SimulatedResult] = field(default_factory=list)
     trials: list[SimulatedTrial] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[SimulatedDecision] = field(default_factory=list)
     time_s: float = 0.0
     worker_s: float = 0.0
     notices: list[str] = field(default_factory=list)
