@@ -82,6 +82,9 @@ class AsyncHyperBandScheduler(AsynchronousHalving[Rung], MetricScheduler):
         )
         MetricScheduler.__init__(self, time_attr, metric, mode)
         self._is_exhausted = False
+        #: The rungs of all brackets at which trials wait, the highest first.
+        self._promotion_rungs = [one for one in self._rungs() if isinstance(one, PromotionRung)]
+        self._promotion_rungs.sort(key=lambda rung: rung.milestone, reverse=True)
 
     def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:
         """Draw the trial's bracket; a trial that had ended and continues skips the rungs it passed.
@@ -145,25 +148,26 @@ class AsyncHyperBandScheduler(AsynchronousHalving[Rung], MetricScheduler):
 
     def _obstacle(self, rung: PromotionRung, trial: str) -> str:
         """Return why a trial that waits at a rung does not continue."""
-        told = self._compared(rung, trial)
-        return f"{told}; another trial continues first" if rung.is_best(trial) else told
+        told, is_best = self._compared(rung, trial)
+        return f"{told}; another trial continues first" if is_best else told
 
     def _opening(self, rung: PromotionRung) -> str:
         """Return why trials may continue from a rung, if that was not always so."""
         del rung
         return ""
 
-    def _compared(self, rung: PromotionRung, trial: str) -> str:
-        """Return how a trial's value compares with the others at a rung."""
-        value = rung.ranked_value(trial)
+    def _compared(self, rung: PromotionRung, trial: str) -> tuple[str, bool]:
+        """Return how a trial compares with the others at a rung, and if it is among the best."""
+        value, rank, most = rung.ranked_value(trial), rung.rank(trial), rung.most_promoted
         is_finite = value is not None and math.isfinite(value)
+        is_best = is_finite and rank <= most
         shown = f"{self._sign * (value or 0.0):g}" if is_finite else "none"
-        among = "among" if rung.is_best(trial) else "not among"
-        return (
-            f"{self._name} {shown} is {among} the best {self._best_share} of {rung.count} trials "
-            f"at rung {rung.milestone:g} (rank {rung.rank(trial)}, the best {rung.most_promoted} "
+        told = (
+            f"{self._name} {shown} is {'' if is_best else 'not '}among the best {self._best_share} "
+            f"of {rung.count} trials at rung {rung.milestone:g} (rank {rank}, the best {most} "
             "continue)"
         )
+        return told, is_best
 
     def _freed(self) -> list[Action]:
         """Return which trials continue: one, for a slot that becomes free; all if no more come."""
@@ -171,23 +175,15 @@ class AsyncHyperBandScheduler(AsynchronousHalving[Rung], MetricScheduler):
         for rung in self._open_rungs():
             while (trial := rung.best_waiting()) is not None:
                 rung.leave(trial)
-                told = self._compared(rung, trial) + self._opening(rung)
-                actions.append(Resume(trial, told))
+                told, _ = self._compared(rung, trial)
+                actions.append(Resume(trial, told + self._opening(rung)))
                 if not self._is_exhausted:
                     return actions
         return actions
 
     def _open_rungs(self) -> Sequence[PromotionRung]:
         """Return the rungs from which trials may continue, the highest first."""
-        return self._promotion_rungs()
-
-    def _promotion_rungs(self) -> list[PromotionRung]:
-        """Return the rungs of all brackets, the highest first."""
-        if not self._promotes:
-            return []
-        rungs = [one for one in self._rungs() if isinstance(one, PromotionRung)]
-        rungs.sort(key=lambda rung: rung.milestone, reverse=True)
-        return rungs
+        return self._promotion_rungs
 
     def on_search_exhausted(self, runner: RunnerLike) -> Answer:  # noqa: ARG002
         """Let all paused trials continue that are among the best."""
@@ -199,7 +195,7 @@ class AsyncHyperBandScheduler(AsynchronousHalving[Rung], MetricScheduler):
         if actions := self._freed():
             return actions
         stops: list[Action] = []
-        for rung in self._promotion_rungs():
+        for rung in self._promotion_rungs:
             for trial in rung.waiting:
                 rung.leave(trial)
                 self._leave(trial)
@@ -209,7 +205,7 @@ class AsyncHyperBandScheduler(AsynchronousHalving[Rung], MetricScheduler):
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> Answer:
         """Forget the trial; its recorded values stay."""
-        for rung in self._promotion_rungs():
+        for rung in self._promotion_rungs:
             rung.leave(trial.trial_id)
         return super().on_trial_remove(runner, trial)
 

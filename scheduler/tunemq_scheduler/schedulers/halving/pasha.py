@@ -150,11 +150,10 @@ class PASHA(AsyncHyperBandScheduler):
             self._compare(trial)
 
     def _open_rungs(self) -> list[PromotionRung]:
-        rungs = self._promotion_rungs()
         if self._is_fully_open:
-            return rungs
+            return self._promotion_rungs
         top = self._rungs_to_open[self._top].milestone
-        return [one for one in rungs if one.milestone < top]
+        return [one for one in self._promotion_rungs if one.milestone < top]
 
     def _obstacle(self, rung: PromotionRung, trial: str) -> str:
         if rung in self._open_rungs():
