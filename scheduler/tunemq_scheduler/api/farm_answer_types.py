@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_shared.base.depth_and_integer_limits import beyond_limits
 from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
 
 #: How the reason of an experiment begins that waits for a scheduler that can run it.
@@ -109,6 +110,9 @@ class TrialRow(FarmAnswer, frozen=True, kw_only=True):
         note: why it waits, or the last line of its error.
         decision: the newest decision about it, in words.
         devices_used: its use of each GPU, without the current attempt.
+
+    Raises:
+        ValueError: the configuration is nested too deeply to be sent on.
     """
 
     trial: str
@@ -125,6 +129,10 @@ class TrialRow(FarmAnswer, frozen=True, kw_only=True):
     note: str = ""
     decision: str = ""
     devices_used: tuple[DeviceUseRow, ...] = ()
+
+    def __post_init__(self) -> None:
+        if problem := beyond_limits(self.config, "the configuration"):
+            raise ValueError(problem)
 
 
 class ExperimentDetail(FarmAnswer, frozen=True, kw_only=True):

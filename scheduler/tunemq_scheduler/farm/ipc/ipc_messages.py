@@ -7,7 +7,7 @@ all.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -223,19 +223,12 @@ class SearchStatus(IpcMessage, frozen=True, kw_only=True, tag="status"):
     """The progress of the search.
 
     ``counts`` are trials by state; ``total`` is the expected number of trials, None if unknown;
-    ``best`` is the id and the value of the best trial; ``results`` is how many results this process
-    has received. ``waits`` says what trials wait for, other than slots and stores.
+    ``results`` is how many results this process has received. ``waits`` says what trials wait for,
+    other than slots and stores.
     """
 
     counts: dict[str, Count]
     total: Count | None = None
-    elapsed_s: Amount = 0.0
-    metric: str = ""
-    mode: str = ""
-    best: tuple[str, float] | None = None
-    best_config: dict[str, Any] = {}
-    used: dict[str, Amount] = {}
-    notes: tuple[str, ...] = ()
     results: Count = 0
     waits: tuple[str, ...] = ()
 

@@ -79,19 +79,8 @@ class SearchStatusReporter:
 
     def status(self) -> r.SearchStatus:
         """Return the progress of the search."""
-        view, best = self._view, self._view.best
-        return r.SearchStatus(
-            counts=dict(view.counts),
-            total=view.num_trials,
-            elapsed_s=view.elapsed_s,
-            metric=view.metric or "",
-            mode=view.mode or "",
-            best=None if best is None else best[:2],
-            best_config={} if best is None else _told_config(best[2]),
-            used=dict(view.resources_used),
-            notes=tuple(view.notes),
-            waits=tuple(self._waits()),
-        )
+        view, waits = self._view, tuple(self._waits())
+        return r.SearchStatus(counts=dict(view.counts), total=view.num_trials, waits=waits)
 
     def _waits(self) -> Iterator[str]:
         """Explain why trials wait, other than for slots or stores."""

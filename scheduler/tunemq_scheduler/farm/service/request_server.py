@@ -227,7 +227,7 @@ class RequestServer:
             if not isinstance(outcome, RequestRejection):
                 answer = msgspec.Raw(encode(outcome))
                 return encode(FarmReply(tunemq=self._tunemq, answer=answer))
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             outcome = _failed(error)
         return encode(FarmReply(tunemq=self._tunemq, rejection=outcome))
 

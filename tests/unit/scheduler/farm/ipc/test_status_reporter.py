@@ -12,6 +12,7 @@ from tests.support.searches.plans import PLAN
 from tunemq_scheduler.api.farm_answer_types import ExperimentDetail
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING
 from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc import status_reporter
 from tunemq_scheduler.farm.ipc.status_reporter import SearchStatusReporter
 
 
@@ -87,18 +88,13 @@ def test_answer_that_cannot_be_sent_is_rejected(search, note):
 
 
 @pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20])
-def test_best_configuration_that_cannot_be_sent_is_left_out(search, value):
-    search.view.best = ("a", 0.5, {"value": value})
-    status = search.status_reporter.status()
-    assert (status.best, status.best_config) == (("a", 0.5), {})
-    assert r.encode(status)
+def test_configuration_that_cannot_be_sent_is_left_out(value):
+    assert status_reporter._told_config({"value": value}) == {}
 
 
-def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(search):
-    search.view.best = ("a", 0.5, {"value": Repr()})
-    status = search.status_reporter.status()
-    assert status.best_config["value"].endswith("Repr without a text>")
-    assert r.encode(status)
+def test_value_of_a_configuration_without_a_repr_is_shown_by_its_type():
+    told = status_reporter._told_config({"value": Repr()})
+    assert told["value"].endswith("Repr without a text>")
 
 
 def test_end_of_the_search_algorithm_is_reported_until_the_search_is_stopped(search):

@@ -13,7 +13,13 @@ import msgspec
 import pytest
 
 from tests.unit.scheduler.transport.test_desired_state import START
-from tunemq_scheduler.api.farm_answer_types import RequestRejection
+from tunemq_scheduler.api.farm_answer_types import (
+    ExperimentDetail,
+    ExperimentRow,
+    ExperimentState,
+    RequestRejection,
+    TrialRow,
+)
 from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_FAILED
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -326,7 +332,7 @@ def test_process_that_hangs_prints_its_stacks_and_is_killed_if_it_continues(
         r.EventsAcknowledged(2**64 - 1),
         r.EventsAcknowledged(1, {"n.1": 2**63}),
         r.SearchStatus(counts={"RUNNING": 2**64 - 1}),
-        r.SearchStatus(counts={}, elapsed_s=math.inf),
+        r.SearchStatus(counts={}, total=2**63),
     ],
 )
 def test_process_with_impossible_numbers_ends_only_its_experiment(experiment, message):
@@ -335,6 +341,25 @@ def test_process_with_impossible_numbers_ends_only_its_experiment(experiment, me
     process_exit = experiment.ends(-9)
     assert process_exit.outcome is ExperimentOutcome.FAILED
     assert "it sent what cannot be read" in process_exit.text
+
+
+def test_answer_with_a_configuration_nested_too_deeply_ends_only_its_experiment(experiment):
+    experiment.attach()
+    replies: list[ExperimentReply] = []
+    experiment.connection.ask(r.ShowTrials(10), replies.append)
+    state = ExperimentState.RUNNING
+    row = ExperimentRow(name="x", id="1", owner="alice", priority=0, state=state, submitted=0.0)
+    trial = TrialRow(trial="a", name="a", status="RUNNING", config={"x": "MARK"})
+    answer = msgspec.msgpack.encode(ExperimentDetail(experiment=row, trials=(trial,)))
+    nested = b"\x91" * 500 + b"\xc0"  # 500 lists of one item around None
+    answer = answer.replace(msgspec.msgpack.encode("MARK"), nested)
+    experiment.say(r.encode(r.IpcReply(1, answer=msgspec.Raw(answer))))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "nested more than 64 levels deep" in process_exit.text
+    (reply,) = replies
+    assert isinstance(reply, RequestRejection)
+    assert "nested more than 64 levels deep" in reply.text
 
 
 def test_experiment_that_makes_the_supervisor_fail_ends_alone(experiment, monkeypatch, capfd):
