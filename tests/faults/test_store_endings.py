@@ -56,6 +56,32 @@ def test_f21_ctrl_c_while_uploads_are_waited_for_names_their_folder(start, serve
     server.thaw()
 
 
+def test_f18_results_of_a_trial_that_ended_before_a_kill_reach_the_store_with_the_next_run(
+    start, server
+):
+    options = {"trials": 2, "steps": 6, "save_every": 4, "step_s": 0.5, "cpus": 1}
+    search = start(gate=4, **options)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1)
+    server.freeze()
+    search.open_gate(6)
+    search.wait_for(m.TrialFinished, trial=search.trial(0))
+    search.process.kill()
+    search.ends()
+    search.leaves_nothing()
+    server.thaw()
+    storage = search.store_address().rpartition("/search")[0]
+    again = ChainSearch(search.folder, storage=storage, **options)
+    try:
+        assert again.ends() == 0, str(again)
+        again.is_undisturbed()
+        with open_objects(search.store_address()) as objects:
+            keys = [one.key for one in objects.list() if one.key.endswith("/result.json")]
+            rows = [len(objects.get_bytes(key, limit=10**6).splitlines()) for key in keys]
+        assert rows == [6, 6], str(again)
+    finally:
+        again.close()
+
+
 def test_search_that_ends_while_its_store_is_away_waits_until_the_store_has_its_journal(
     start, server, tmp_path
 ):

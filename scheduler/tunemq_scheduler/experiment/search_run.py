@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
+from tunemq_scheduler.core.trials.trial import FINISHED
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_scheduler.experiment.final_cleanup import settle_store
@@ -182,11 +184,12 @@ class SearchRun:
         if self.is_over:
             self._give_up_copying()
 
-    def copy_everything(self) -> None:
-        """Copy all files to the store at the end, because an earlier run may not have done it."""
+    def copy_ended_trials(self) -> None:
+        """Copy the files of trials that ended in an earlier run, which may not have done it."""
         if self._copier is not None:
-            folders = (trial.local_path for trial in all_trials(self.loop.runner, self.loop.plan))
-            self._copier.copy_again(folders)
+            trials = all_trials(self.loop.runner, self.loop.plan)
+            folders = [trial.local_path for trial in trials if trial.status in FINISHED]
+            self._copier.copy_again(filter(os.path.isdir, folders), are_ended=True)
 
     def drop(self) -> None:
         """Leave everything as it is, without the last copies; safe in signal handlers."""

@@ -49,7 +49,7 @@ class SortedValues(Generic[V]):
                     return chunk[place]
                 place -= len(chunk)
         from_end = place - self._count
-        for chunk in reversed(self._chunks):
+        for chunk in self._chunks[::-1]:
             from_end += len(chunk)
             if 0 <= from_end < len(chunk):
                 return chunk[from_end]

@@ -200,6 +200,6 @@ class CheckpointManager:
         if attribute is None:
             return float(order)
         value = None if result is None else value_of(result, attribute)
-        if not isinstance(value, int | float) or math.isnan(value):
-            return -math.inf
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return -math.inf  # a trial that diverges has no best checkpoint there
         return float(value) if self.rule.higher_is_better else -float(value)

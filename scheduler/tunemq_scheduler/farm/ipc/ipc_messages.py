@@ -19,7 +19,7 @@ from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.farm_requests import SubmittedCode
-from tunemq_shared.protocol.message_limits import Amount, Count
+from tunemq_shared.protocol.message_limits import Count
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, TrialOrder
 from tunemq_shared.signing.message_signing import SigningKey
 

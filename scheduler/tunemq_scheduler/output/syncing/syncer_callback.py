@@ -219,10 +219,17 @@ class SyncerCallback(LoggerCallback):
         if self.carries_checkpoints:
             self._condemned.append(key)
 
-    def copy_again(self, folders: Iterable[str]) -> None:
-        """Copy these trials' folders at the end, whether or not their trials continue."""
+    def copy_again(self, folders: Iterable[str], *, are_ended: bool = False) -> None:
+        """Copy these trials' folders, whether or not their trials continue.
+
+        Args:
+            folders: the folders.
+            are_ended: whether their trials have ended, so that nothing more comes.
+        """
         for folder in folders:
-            self._sync_queue(os.path.basename(folder))
+            sync_queue = self._sync_queue(os.path.basename(folder))
+            sync_queue.is_last |= are_ended
+            self._want(sync_queue)
 
     def copy_changed(self) -> float:
         """Copy the folders with new results soon; return the time for `has_copied`."""

@@ -35,9 +35,13 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     Differences from Ray Tune: searches of TuneMQ have no policy file, as their journals have all
     decisions: name the search and the trial.
 
+    Values of a journal that are not plain data are unpickled, which runs code: replay only searches
+    of people whom you trust.
+
     Args:
         policy_file: the folder of a search with `PopulationBasedTraining` or `PB2`, or its name in
-            the results folder; or a policy file of Ray Tune, such as ``pbt_policy_00001.txt``.
+            the current folder or the results folder; or a policy file of Ray Tune, such as
+            ``pbt_policy_00001.txt``.
         trial_id: the trial of that search; not for a policy file.
 
     Raises:

@@ -79,7 +79,7 @@ def test_newer_of_equally_good_checkpoints_is_kept(higher_is_better: bool, best:
 
 
 @pytest.mark.parity(109)
-@pytest.mark.parametrize("metrics", [{}, {"acc": math.nan}])
+@pytest.mark.parametrize("metrics", [{}, {"acc": math.nan}, {"acc": math.inf}, {"acc": -math.inf}])
 def test_checkpoint_without_a_score_is_kept_only_as_the_newest(metrics: dict[str, float]) -> None:
     trial = Trial(num_to_keep=1, score_attribute="acc")
     trial.commit("scored", 1, acc=-5.0)
