@@ -269,7 +269,7 @@ class Experiment:
         """Run the first turn of a further run."""
         if self._event is not None:
             if not self._is_copied:
-                search.copy_ended_trials()
+                search.copy_all_trials()
             recovered_events = recover_local_checkpoints(
                 search.loop.runner, search.loop.plan, search.dispatcher.notices
             )
@@ -286,7 +286,7 @@ class Experiment:
                 search = self._search(opened.plan, InProcessExecutor({}), opened, copy)
                 with search.shown(lambda: True):
                     if not is_copied:
-                        search.copy_ended_trials()
+                        search.copy_all_trials()
                     search.loop.resume(event)
         return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
 

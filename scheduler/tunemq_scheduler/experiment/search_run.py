@@ -184,12 +184,13 @@ class SearchRun:
         if self.is_over:
             self._give_up_copying()
 
-    def copy_ended_trials(self) -> None:
-        """Copy the files of trials that ended in an earlier run, which may not have done it."""
+    def copy_all_trials(self) -> None:
+        """Copy the files of all trials, because an earlier run may not have done it."""
         if self._copier is not None:
-            trials = all_trials(self.loop.runner, self.loop.plan)
-            folders = [trial.local_path for trial in trials if trial.status in FINISHED]
-            self._copier.copy_again(filter(os.path.isdir, folders), are_ended=True)
+            for trial in all_trials(self.loop.runner, self.loop.plan):
+                if os.path.isdir(trial.local_path):
+                    is_ended = trial.status in FINISHED
+                    self._copier.copy_again((trial.local_path,), are_ended=is_ended)
 
     def drop(self) -> None:
         """Leave everything as it is, without the last copies; safe in signal handlers."""

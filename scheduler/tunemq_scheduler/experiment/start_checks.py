@@ -192,8 +192,8 @@ def _saving_for(scheduler: TrialScheduler, trainable: Any, run: RunConfig) -> Ru
     if needed is None:
         raise ConfigError(
             f"{type(scheduler).__name__} lets trials continue from each other's checkpoints, and "
-            f"{original.__name__} saves none: set CheckpointConfig(checkpoint_frequency=...), at "
-            "best so that it saves at each perturbation."
+            f"{original.__name__} saves none: set time_attr='training_iteration', so that it saves "
+            "at each perturbation, or CheckpointConfig(checkpoint_frequency=...)."
         )
     saving = replace(run.checkpoint_config, checkpoint_frequency=needed)
     return replace(run, checkpoint_config=saving)

@@ -155,6 +155,23 @@ def place_of(ref: BlobRef) -> str:
     return without_settings(join(ref.store, f"{BLOBS}/{ref.sha256}"))
 
 
+def requested_blob(ref: BlobRef) -> Path:
+    """The file of a blob that a request names by its path, verified.
+
+    Raises:
+        BlobCorrupt: It is not named like a blob, or has other content.
+        StoreError: It cannot be read.
+    """
+    path = Path(ref.path)
+    if not is_blob_name(ref.sha256) or path.name != ref.sha256 or path.parent.name != BLOBS:
+        raise BlobCorrupt(f"the path {ref.path!r} is not that of a blob in a farm's store.")
+    is_file = os.path.isfile(path) and os.access(path, os.R_OK)
+    if not is_file and path.parent.is_dir():  # else the store may not be mounted yet
+        raise BlobCorrupt(f"the blob {path} is no regular file, or may not be read.")
+    verify(path, ref)
+    return path
+
+
 def is_blob_name(text: str) -> bool:
     """Whether the text is a SHA-256 in hex, as names of blobs are."""
     return _NAME.fullmatch(text) is not None
@@ -182,10 +199,9 @@ def verify(path: Path, ref: BlobRef) -> None:
     except OSError as error:
         raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
     if (found, size) != (ref.sha256, ref.size):
-        raise BlobCorrupt(
-            f"the blob {ref.sha256} is damaged: it has {size} bytes with the SHA-256 {found}, "
-            f"not {ref.size}."
-        )
+        # Not the SHA-256 that was found: a request may name a file that its sender cannot read.
+        content = f"it has {size} bytes, not {ref.size}" if size != ref.size else "it is another"
+        raise BlobCorrupt(f"the blob {ref.sha256} is damaged: {content}.")
 
 
 def read_blob(ref: BlobRef) -> bytes:
@@ -195,9 +211,8 @@ def read_blob(ref: BlobRef) -> bytes:
         StoreError: It cannot be read, or its content does not match its name.
     """
     content = check_blob(ref).read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != ref.sha256:
-        raise StoreError(f"the blob {ref.path} is damaged: its SHA-256 is {found}.")
+    if hashlib.sha256(content).hexdigest() != ref.sha256:
+        raise StoreError(f"the blob {ref.path} is damaged: its SHA-256 is another.")
     return content
 
 

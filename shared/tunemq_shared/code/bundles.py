@@ -20,7 +20,13 @@ from typing import Final
 from tunemq_shared.base.byte_sizes import show_bytes
 from tunemq_shared.base.errors import BlobCorrupt, ConfigError, StoreError
 from tunemq_shared.base.safe_names import is_safe_name
-from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, place_of, verify
+from tunemq_shared.code.blob_folder import (
+    BlobFolder,
+    check_blob,
+    is_blob_name,
+    place_of,
+    requested_blob,
+)
 from tunemq_shared.code.blob_store import BlobStore, open_blobs
 from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, BundleFile, files_of
 from tunemq_shared.code.farm_secrets import left_out, own_secrets
@@ -272,10 +278,7 @@ def _make_read_only(folder: Path) -> None:
 
 def _fetched(ref: BlobRef, folder: BlobFolder) -> BlobRef:
     if not ref.store:
-        is_file = os.path.isfile(ref.path) and os.access(ref.path, os.R_OK)
-        if not is_file and Path(ref.path).parent.is_dir():  # else the store may not be mounted yet
-            raise BlobCorrupt(f"the bundle {ref.path} is no regular file, or may not be read.")
-        verify(Path(ref.path), ref)
+        requested_blob(ref)
         return ref
     with open_blobs(ref.store) as blobs:
         return blobs.fetch(ref, folder)

@@ -245,9 +245,8 @@ class RelayedExecutor(DesiredStateExecutor):
             return
         self._status_due = now + _STATUS_EVERY_S
         status = msgspec.structs.replace(self._status_reporter.status(), results=self._results)
-        timeless = msgspec.structs.replace(status, elapsed_s=0.0)
-        if timeless != self._status:
-            self._status = timeless
+        if status != self._status:
+            self._status = status
             self._connection.send(status)
         seconds, size = 0.0, 0
         if self._copy is not None:

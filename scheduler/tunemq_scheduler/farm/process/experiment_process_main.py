@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TextIO
 
 from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
@@ -36,7 +37,7 @@ from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
 from tunemq_shared.base.script_classes import receive_script_classes
 from tunemq_shared.checkpoints.open_store import use_only
-from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.blob_folder import BlobFolder, requested_blob
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import unpacked
 from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
@@ -124,9 +125,11 @@ def _unpickled(code: PickledCode, job: ExperimentJob) -> TunerParts:
     ref = code.tuner
     if ref.store:
         with open_blobs(ref.store) as blobs:
-            ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
+            path = Path(blobs.fetch(ref, BlobFolder(job.folder_for_code)).path)
+    else:
+        path = requested_blob(ref)
     receive_script_classes()
-    return TunerParts(*load_tuner_parts(read_plain(ref.path)))
+    return TunerParts(*load_tuner_parts(read_plain(path)))
 
 
 def _end_with(connection: SupervisorConnection, problem: str) -> None:

@@ -220,7 +220,7 @@ class SyncerCallback(LoggerCallback):
             self._condemned.append(key)
 
     def copy_again(self, folders: Iterable[str], *, are_ended: bool = False) -> None:
-        """Copy these trials' folders, whether or not their trials continue.
+        """Copy these trials' folders, whether or not their trials continue; see `has_copied`.
 
         Args:
             folders: the folders.
@@ -229,6 +229,7 @@ class SyncerCallback(LoggerCallback):
         for folder in folders:
             sync_queue = self._sync_queue(os.path.basename(folder))
             sync_queue.is_last |= are_ended
+            sync_queue.changed_at = time.monotonic()
             self._want(sync_queue)
 
     def copy_changed(self) -> float:

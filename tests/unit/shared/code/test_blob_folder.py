@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.errors import BlobCorrupt, StoreError
 from tunemq_shared.code import blob_folder
-from tunemq_shared.code.blob_folder import BlobFolder, check_blob, read_blob
+from tunemq_shared.code.blob_folder import BlobFolder, check_blob, read_blob, requested_blob
 from tunemq_shared.protocol.messages import BlobRef
 
 
@@ -86,6 +86,26 @@ def test_folder_that_cannot_be_created_is_an_error_with_its_path(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"file/blobs: Not a directory"):
         BlobFolder(tmp_path / "file" / "blobs").put(b"")
+
+
+def test_requested_blob_is_a_file_that_is_named_by_its_content(folder: BlobFolder) -> None:
+    ref = folder.put(b"code")
+    assert requested_blob(ref) == Path(ref.path)
+    secret = folder.root.parent / "scheduler.toml"
+    secret.write_bytes(b"secret")
+    content = hashlib.sha256(b"secret").hexdigest()
+    for named in ("0" * 64, content):
+        with pytest.raises(BlobCorrupt, match=r"scheduler.toml' is not that of a blob"):
+            requested_blob(BlobRef(named, 6, str(secret)))
+
+
+def test_error_about_a_requested_blob_says_nothing_of_its_content(folder: BlobFolder) -> None:
+    ref = folder.put(b"secret")
+    path = Path(ref.path).with_name("0" * 64)
+    Path(ref.path).rename(path)
+    with pytest.raises(BlobCorrupt) as caught:
+        requested_blob(BlobRef(path.name, 6, str(path)))
+    assert ref.sha256 not in str(caught.value)
 
 
 def test_damage_is_detected(folder: BlobFolder) -> None:
