@@ -42,6 +42,7 @@ class ExperimentRun:
         incomplete_node: the name of a node that has deleted events which the search lacks; empty if
             none has. The process is ended for it.
         failing_since: since when none of its processes has said what its trials hold.
+        has_begun: whether it is known that the search has begun, by this or an earlier process.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ExperimentRun:
     is_aborted: bool = False
     incomplete_node: str = ""
     failing_since: float | None = None
+    has_begun: bool = False
 
     @property
     def is_steady(self) -> bool:

@@ -483,10 +483,12 @@ class RunningExperiments:
 
     def _ended(self, one: ExperimentRun, process_exit: ExperimentExit) -> None:
         entry = self._queue.get(one.name)
-        has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
+        has_trials = entry is not None and bool(entry.trials)
+        # Once it is known it stays so: the stream of a search that waits for long is dropped.
+        one.has_begun |= has_trials or one.name in self._streams.keys
         is_over = process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.FAILED}
         if process_exit.outcome is ExperimentOutcome.MUST_WAIT and (
-            not has_begun or (entry is not None and entry.state is State.STOPPING)
+            not one.has_begun or (entry is not None and entry.state is State.STOPPING)
         ):
             is_over = True
         if process_exit.outcome in {ExperimentOutcome.FINISHED, ExperimentOutcome.INTERRUPTED}:

@@ -301,6 +301,29 @@ def test_search_that_cannot_start_after_a_restart_blocks_others_only_for_a_while
     again.end()
 
 
+def test_search_that_waits_for_another_version_for_long_does_not_fail(tmp_path, monkeypatch):
+    farm = Farm(tmp_path)
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    _begin(farm)
+    farm.end()
+
+    again = Farm(tmp_path)
+    again.experiments.take_up()
+    monkeypatch.setattr(experiments_module, "_REPORTS_WITHIN_S", 0.0)
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    monkeypatch.setattr(experiments_module, "_RESTART_S", (0.0, 0.0))
+    for _ in range(20):
+        again.experiments.turn()
+        for process in again.processes:
+            process.code = EXIT_MUST_WAIT
+    assert len(again.processes) > 3
+    assert again.ended == [redis_keys.events(farm.queue.get("x").id)]
+    assert again.queue.get("x").state is State.RUNNING
+    assert again.queue.get("x").reason == "waits: its last words"
+    again.end()
+
+
 def test_search_of_which_a_node_has_deleted_events_restarts_without_its_trial_processes(
     farm, monkeypatch
 ):
