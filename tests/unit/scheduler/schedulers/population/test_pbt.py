@@ -291,6 +291,6 @@ def test_class_without_checkpoints_is_refused_where_the_scheduler_knows_no_frequ
     scheduler = pbt(time_attr="time_total_s")
     tune = TuneConfig(metric="score", mode="max", scheduler=scheduler)
     with pytest.raises(
-        ConfigError, match="Step saves none: set time_attr=.training_iteration.*CheckpointConfig"
+        ConfigError, match=r"Step saves none: set time_attr=.training_iteration.*CheckpointConfig"
     ):
         prepare(Step, {"lr": 1.0, "width": 1}, tune, RunConfig())
