@@ -12,7 +12,6 @@ from typing import Final
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DeleteCheckpoint
-from tunemq_scheduler.core.trials.trial import FINISHED
 from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNotice
 from tunemq_scheduler.experiment.final_cleanup import settle_store
@@ -189,8 +188,7 @@ class SearchRun:
         if self._copier is not None:
             for trial in all_trials(self.loop.runner, self.loop.plan):
                 if os.path.isdir(trial.local_path):
-                    is_ended = trial.status in FINISHED
-                    self._copier.copy_again((trial.local_path,), are_ended=is_ended)
+                    self._copier.copy_again((trial.local_path,), are_ended=trial.is_finished)
 
     def drop(self) -> None:
         """Leave everything as it is, without the last copies; safe in signal handlers."""

@@ -200,8 +200,10 @@ def verify(path: Path, ref: BlobRef) -> None:
         raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
     if (found, size) != (ref.sha256, ref.size):
         # Not the SHA-256 that was found: a request may name a file that its sender cannot read.
-        content = f"it has {size} bytes, not {ref.size}" if size != ref.size else "it is another"
-        raise BlobCorrupt(f"the blob {ref.sha256} is damaged: {content}.")
+        problem = "its content does not match its name"
+        if size != ref.size:
+            problem = f"it has {size} bytes, not {ref.size}"
+        raise BlobCorrupt(f"the blob {ref.sha256} is damaged: {problem}.")
 
 
 def read_blob(ref: BlobRef) -> bytes:
@@ -212,7 +214,7 @@ def read_blob(ref: BlobRef) -> bytes:
     """
     content = check_blob(ref).read_bytes()
     if hashlib.sha256(content).hexdigest() != ref.sha256:
-        raise StoreError(f"the blob {ref.path} is damaged: its SHA-256 is another.")
+        raise StoreError(f"the blob {ref.path} is damaged: its content does not match its name.")
     return content
 
 
