@@ -157,8 +157,10 @@ def test_hanging_search_stops_despite_a_scheduler_restart(
 
 @pytest.mark.parametrize("kind", ["pickled Tuner", "bundle"])
 def test_search_whose_code_is_no_file_fails(farm: FarmService, kind: str):
-    os.mkfifo(farm.folder / "fifo")
-    ref = BlobRef(sha256="0" * 64, size=0, path=str(farm.folder / "fifo"))
+    path = farm.folder / "blobs" / ("0" * 64)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    ref = BlobRef(sha256="0" * 64, size=0, path=str(path))
     pickled = kind == "pickled Tuner"
     code = r.PickledCode(tuner=ref) if pickled else r.ScriptCode(bundle=ref, script="a.py")
     farm.has_nodes("one")

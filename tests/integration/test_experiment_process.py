@@ -102,8 +102,6 @@ def test_a_search_runs_to_its_end_in_its_own_process(farm, supervisor):
     farm.nothing_is_missing_or_doubled(4, 5)
     assert connection.status is not None
     assert connection.status.counts["TERMINATED"] == 4
-    assert connection.status.best is not None
-    assert connection.status.best[0].startswith("ab12c_")
     assert "search" in (farm.results / "search" / OUTPUT).read_text()
     eventually(lambda: not is_alive(connection.pid))
 

@@ -28,12 +28,21 @@ def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEMQ_CPUS", "4")
 
 
+def wait_for_the_shorter(config: dict[str, Any], step: int) -> None:
+    """Let the trial of 30 steps do the fifth only once the other one is in its last, the third."""
+    if config["steps"] == step == 3:
+        Path(config["last"]).touch()
+    if config["steps"] == 30 and step == 5:
+        eventually(Path(config["last"]).exists)
+
+
 def count(config):
     """Report the steps, and the CPUs that it has; one trial has fewer steps."""
     checkpoint = tune.get_checkpoint()
     done = checkpoint.to_dict()["done"] if checkpoint is not None else 0
     cpus = tune.get_context().get_trial_resources()["cpu"]
     for step in range(done + 1, config["steps"] + 1):
+        wait_for_the_shorter(config, step)
         saved = tune.Checkpoint.from_dict({"done": step})
         tune.report({"score": config["rate"] * step, "cpus": cpus}, checkpoint=saved)
 
@@ -43,6 +52,7 @@ class Count(tune.Trainable):
         self.done = 0
 
     def step(self) -> dict[str, Any]:
+        wait_for_the_shorter(self.config, self.done + 1)
         self.done += 1
         return {
             "score": self.config["rate"] * self.done,
@@ -64,10 +74,10 @@ def cpus_of(result: tune.Result) -> list[float]:
 
 
 @pytest.mark.parametrize("trainable", [count, Count])
-def test_trials_share_all_cpus_and_a_trial_alone_has_all(trainable: Any) -> None:
+def test_trials_share_all_cpus_and_a_trial_alone_has_all(trainable: Any, tmp_path: Path) -> None:
     grid = fit(
         trainable,
-        {"rate": 1, "steps": tune.grid_search([3, 30])},
+        {"rate": 1, "steps": tune.grid_search([3, 30]), "last": str(tmp_path / "last")},
         metric="score",
         mode="max",
         scheduler=ResourceChangingScheduler(),

@@ -9,7 +9,13 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.protocol.message_limits import STARTS_BYTES
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.message_limits import (
+    NAME_CHARACTERS,
+    ORDERS_BYTES,
+    START_BYTES,
+    STARTS_BYTES,
+)
 from tunemq_shared.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -34,11 +40,13 @@ _by_age: Final = attrgetter("since")
 class _Known:
     """A trial order and its start data.
 
-    ``size`` is the encoded length of ``start``, ``since`` the last version before this order, and
-    ``start_version`` the first version that contained ``start``.
+    ``order_size`` is the encoded length of the order without ``start``, ``size`` that of ``start``,
+    ``since`` the last version before this order, and ``start_version`` the first version that
+    contained ``start``.
     """
 
     order: TrialOrder
+    order_size: int
     start: TrialSpec
     size: int
     since: int
@@ -238,6 +246,8 @@ class DesiredTrials:
         self._wanted: dict[str, _Known] = {}
         #: Trial processes that the node may have and should end, by trial and attempt.
         self._unwanted: dict[tuple[str, int], _Known] = {}
+        #: The encoded length of all orders, without their start data.
+        self._bytes = 0
         #: Whether the node may run trials that this experiment has not listed yet.
         self.waits = False
 
@@ -256,32 +266,34 @@ class DesiredTrials:
 
         Without ``start``, it changes a known order; an order about another attempt is ignored. A
         kill order is kept beside the trial's next attempt.
+
+        Raises:
+            ConfigError: The order, or all of them together, are too long for an assignment.
         """
+        order_size = len(encode(msgspec.structs.replace(order, start=None)))
         if order.start is not None:
-            size, since = len(encode(order.start)), self._desired_state.version
-            added = _Known(order, order.start, size, since)
-            if order.kill:
-                self._unwanted[order.trial, order.attempt] = added
-            else:
-                self._wanted[order.trial] = added
+            self._add(order, order_size, order.start)
         elif (known := self._find(order.trial, order.attempt)) is not None:
-            known.order = order
+            self._count(order_size, known)
+            known.order, known.order_size = order, order_size
         else:
             return
         self._desired_state.is_changed = True
 
     def release(self, trial: str, attempt: int) -> None:
         """Forget a finished trial; the node learns of it with its next assignment."""
-        if self._unwanted.pop((trial, attempt), None) is not None:
-            self._desired_state.is_outdated = True
+        for known in (self._unwanted.pop((trial, attempt), None), self._find(trial, attempt)):
+            if known is not None:
+                self._bytes -= known.order_size
+                self._desired_state.is_outdated = True
         if self._find(trial, attempt) is not None:
             del self._wanted[trial]
-            self._desired_state.is_outdated = True
 
     def start_over(self) -> None:
         """Discard all orders; until `settle` the node's trial processes stay unchanged."""
         self._wanted.clear()
         self._unwanted.clear()
+        self._bytes = 0
         self.waits = True
 
     def settle(self) -> None:
@@ -293,6 +305,31 @@ class DesiredTrials:
     def known(self) -> tuple[_Known, ...]:
         """Return all orders."""
         return (*self._wanted.values(), *self._unwanted.values())
+
+    def _add(self, order: TrialOrder, order_size: int, start: TrialSpec) -> None:
+        size, since = len(encode(start)), self._desired_state.version
+        if size > START_BYTES:
+            raise ConfigError(
+                f"the start of trial {order.trial[:NAME_CHARACTERS]} has {size:,} bytes, and"
+                f" {START_BYTES:,} are possible."
+            )
+        added = _Known(order, order_size, start, size, since)
+        if order.kill:
+            self._count(order_size, self._unwanted.get((order.trial, order.attempt)))
+            self._unwanted[order.trial, order.attempt] = added
+        else:
+            self._count(order_size, self._wanted.get(order.trial))
+            self._wanted[order.trial] = added
+
+    def _count(self, order_size: int, replaced: _Known | None) -> None:
+        """Count an order that replaces another one, or none."""
+        size = self._bytes + order_size - (replaced.order_size if replaced is not None else 0)
+        if size > ORDERS_BYTES:
+            raise ConfigError(
+                f"the orders of this search to one node have {size:,} bytes, and {ORDERS_BYTES:,}"
+                " are possible: fewer of its trials may run there at once."
+            )
+        self._bytes = size
 
     def _find(self, trial: str, attempt: int) -> _Known | None:
         known = self._wanted.get(trial)

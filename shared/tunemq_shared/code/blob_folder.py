@@ -201,7 +201,9 @@ def verify(path: Path, ref: BlobRef) -> None:
     if (found, size) != (ref.sha256, ref.size):
         # Not the SHA-256 that was found: a request may name a file that its sender cannot read.
         problem = "its content does not match its name"
-        if size != ref.size:
+        if size > ref.size:  # it is read no further
+            problem = f"it has more than {ref.size} bytes"
+        elif size < ref.size:
             problem = f"it has {size} bytes, not {ref.size}"
         raise BlobCorrupt(f"the blob {ref.sha256} is damaged: {problem}.")
 

@@ -22,6 +22,9 @@ TASK_BYTES: Final = COMMAND_TEXT_BYTES * 4 // 3 + 64 * 2**10
 CONFIG_BYTES: Final = 2**20
 START_BYTES: Final = 4 * 2**20
 STARTS_BYTES: Final = 8 * 2**20
+#: All orders of one experiment to one node, without the starts: room for thousands of trials, and
+#: for sixteen experiments in one assignment.
+ORDERS_BYTES: Final = 2**20 - 64 * 2**10
 
 #: A name of a node, host, GPU, resource, library or version; and a line about one of them.
 NAME_CHARACTERS: Final = 255

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from tunemq_scheduler.transport.desired_state import DesiredState, DesiredTrials
-from tunemq_shared.protocol.message_limits import COMMAND_BYTES, START_BYTES
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.message_limits import COMMAND_BYTES, ORDERS_BYTES, START_BYTES
 from tunemq_shared.protocol.messages import (
     Assignment,
     BlobRef,
@@ -12,7 +14,7 @@ from tunemq_shared.protocol.messages import (
     TrialSpec,
     encode,
 )
-from tunemq_shared.protocol.result_conditions import TO_THE_END, next_result
+from tunemq_shared.protocol.result_conditions import TO_THE_END, Condition, next_result
 
 START = TrialSpec(
     experiment="e",
@@ -239,6 +241,50 @@ def test_starts_that_do_not_fit_are_sent_once_earlier_ones_are_confirmed():
         assert desired_state.is_changed is (len(sent) < len(names))
     assert sorted(sent) == names
     assert started(desired_state.next_assignment()) == []
+
+
+def test_too_long_order_is_refused():
+    orders = DesiredState("inc", term=3).orders("k")
+    too_long = msgspec.structs.replace(START, config=bytes(START_BYTES))
+    with pytest.raises(ConfigError, match=r"the start of trial t1 has .* bytes, and 4,194"):
+        orders.put(TrialOrder("t1", 1, TO_THE_END, start=too_long))
+    with pytest.raises(ConfigError, match="the orders of this search to one node have"):
+        orders.put(TrialOrder("t" * ORDERS_BYTES, 1, TO_THE_END, start=START))
+    assert orders.is_empty
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_orders_that_would_fill_an_assignment_are_refused(kill: bool):
+    desired_state = DesiredState("inc", term=3)
+    for search in range(16):
+        orders = desired_state.orders(f"search {search}")
+        possible = [
+            TrialOrder(f"{number}".zfill(60_000), 1, TO_THE_END, start=START, kill=kill)
+            for number in range(ORDERS_BYTES // 60_100)
+        ]
+        for order in (*possible, *possible):  # those of the second round replace the first
+            orders.put(order)
+        one_more = msgspec.structs.replace(possible[0], trial="t" * 60_000)
+        with pytest.raises(ConfigError, match="fewer of its trials may run there at once"):
+            orders.put(one_more)
+    put_large(desired_state.orders("large"), "t1", "t2", "t3")
+    assert len(encode(desired_state.next_assignment())) < COMMAND_BYTES
+
+
+def test_longer_order_is_refused_and_released_ones_leave_room():
+    desired_state = DesiredState("inc", term=3)
+    orders = desired_state.orders("k")
+    for trial in ("t1", "t2"):
+        orders.put(TrialOrder(trial, 1, TO_THE_END, start=START))
+    half = (Condition("m" * (ORDERS_BYTES // 2), 1),)
+    orders.put(TrialOrder("t1", 1, half))
+    with pytest.raises(ConfigError, match="the orders of this search to one node have"):
+        orders.put(TrialOrder("t2", 1, half))
+    orders.put(TrialOrder("t1", 1, half))
+    orders.release("t1", 1)
+    orders.put(TrialOrder("t2", 1, half))
+    orders.start_over()
+    orders.put(TrialOrder("t1", 1, half, start=START))
 
 
 def test_large_starts_are_not_repeated_with_each_change_until_they_are_confirmed_or_lost():

@@ -31,12 +31,14 @@ from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentOutcome,
     ExperimentReply,
 )
+from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_address import join
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.result_conditions import Condition
 
 
 class Nodes:
@@ -220,6 +222,21 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
     assert "it ordered what it may not" in process_exit.text
     assert "http://evil" in process_exit.text
     assert experiment.nodes.started == ["t0"]
+
+
+def test_s15_process_that_orders_more_than_a_node_can_take_is_killed(experiment, monkeypatch):
+    """An assignment is that of all searches of a node: a node would refuse it as too long."""
+    trials = DesiredState("node", term=1).orders(redis_keys.events("x1"))
+    monkeypatch.setattr(experiment.nodes, "orders", lambda _node: trials)
+    experiment.attach()
+    start = msgspec.structs.replace(START, events_key=redis_keys.events("x1"))
+    for number in range(30):
+        order = m.TrialOrder(f"t{number}", 1, (Condition("m" * 2**20, 1),), start=start)
+        experiment.say(r.encode(r.TurnOrders((r.PutTrialOrder("node", order),))))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "the orders of this search to one node have" in process_exit.text
+    assert trials.is_empty
 
 
 @pytest.mark.parametrize(
