@@ -52,6 +52,20 @@ class _TrialClient:
         self.newest: CachedCheckpoint | None = None
         self.written = 0
 
+    def check_fetch(self, key: str) -> None:
+        """Refuse checkpoints that a correct process would not ask for.
+
+        The store denies a request for one that does not exist, as if it refused this node's keys.
+
+        Raises:
+            TransportError: it is neither one to restore nor the process's newest.
+        """
+        newest = self.newest.key if self.newest is not None else ""
+        if key != newest and all(key != ref.key for ref in self.process.start.restore):
+            raise TransportError(
+                f"it asked for the checkpoint {key}, which is neither one to restore nor its newest."
+            )
+
 
 class CheckpointRequests:
     """Serve the trial processes of a node. Owned by the node's loop.
@@ -122,6 +136,7 @@ class CheckpointRequests:
                 process.asks(FETCHED)
                 asked = checkpoint_messages.decode_fetch(payload)
                 check_key(asked.ref.key)
+                guest.check_fetch(asked.ref.key)
                 self._folders.open(process.start, partial(self._fetch, guest, asked))
             else:
                 self._written(guest, payload)

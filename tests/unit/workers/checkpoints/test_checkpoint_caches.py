@@ -171,7 +171,8 @@ def test_left_folder_that_a_trial_uses_before_its_turn_stays(world, monkeypatch)
     world.finish(key)
     monkeypatch.setattr(cache_folders, "_MOST_OPENED", 0)
     world.begin(settles=False)
-    assert world.process(attempt=2).fetch(committed_ref(world, key)) == FetchAnswer(root_of(world))
+    ref = committed_ref(world, key)
+    assert world.process(attempt=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
     assert world.on_disk() == [key]
 
 

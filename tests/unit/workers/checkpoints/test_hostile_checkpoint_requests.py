@@ -11,7 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.unit.workers.fake_checkpoint_node import KEY, World, committed_ref, elsewhere
+from tests.unit.workers.fake_checkpoint_node import (
+    KEY,
+    World,
+    committed_ref,
+    elsewhere,
+    written_ref,
+)
 from tunemq_shared.base.errors import StoreError, TransportError
 from tunemq_shared.checkpoints.store import check_key
 from tunemq_shared.protocol.messages import (
@@ -58,9 +64,17 @@ class Machine(RuleBasedStateMachine):
         if trial not in self.processes:
             self.attempts[trial] += 1
             self.processes[trial] = self.world.process(
-                trial, self.attempts[trial], sync_timeout_s=4.0
+                trial, self.attempts[trial], restore=self.all_refs(), sync_timeout_s=4.0
             )
         return self.processes[trial]
+
+    def all_refs(self):
+        committed = (
+            committed_ref(self.world, key)
+            for trial in TRIALS
+            for key in self.world.keys(CheckpointCommitted, trial)
+        )
+        return (*self.refs, *committed)
 
     def says(self, trial, kind, payload=b""):
         process = self.process(trial)
@@ -75,12 +89,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(trial=trials, data=st.data(), again=st.booleans())
     def asks_for_a_checkpoint(self, trial, data, again):
-        committed = [
-            committed_ref(self.world, key)
-            for trial in TRIALS
-            for key in self.world.keys(CheckpointCommitted, trial)
-        ]
-        ref = data.draw(st.sampled_from(self.refs + committed))
+        ref = data.draw(st.sampled_from(self.all_refs()))
         self.says(trial, frames.FETCH, checkpoint_messages.encode(FetchCheckpoint(ref, again)))
 
     @rule(trial=trials)
@@ -262,13 +271,25 @@ def test_key_of_megabytes_is_rejected_with_a_short_message(tmp_path):
         check_key("t/" + "c" * 511)
 
 
+@pytest.mark.parametrize("key", ["other/checkpoint_1-000001", "t/checkpoint_1-000002"])
+def test_process_gets_no_checkpoint_but_its_newest_and_those_to_restore(key, tmp_path):
+    """The store denies a request for one that does not exist, as if it refused the keys."""
+    world = World(tmp_path)
+    process = world.process(restore=(CheckpointRef("other/checkpoint_1-000002", "0" * 64, 2),))
+    written = process.save()
+    assert not process.fetch(written_ref(world, written)).error
+    with pytest.raises(TransportError, match=f"{key}, which is neither one to restore nor"):
+        process.fetch(CheckpointRef(key, "0" * 64, 1))
+    assert [transfer.key for transfer in world.transfers.waited_for] == [written]
+
+
 @pytest.mark.parametrize("first", [frames.ASK_SAVE, frames.FETCH])
 @pytest.mark.parametrize("second", [frames.ASK_SAVE, frames.FETCH])
 def test_second_request_before_the_answer_to_the_first_is_rejected(first, second, tmp_path):
     world = World(tmp_path)
-    process = world.process(waiting=0)
-    process.save()
     ref = elsewhere(world)
+    process = world.process(waiting=0, restore=(ref,))
+    process.save()
     payloads = {
         frames.ASK_SAVE: b"",
         frames.FETCH: checkpoint_messages.encode(FetchCheckpoint(ref, False)),

@@ -433,9 +433,10 @@ def test_fetch_cannot_name_a_path_outside_the_cache(world):
 
 def test_unusable_folder_is_reported(world):
     (world.folder / "node").write_text("a file where folders were to be made")
-    process = world.process()
+    ref = elsewhere(world)
+    process = world.process(restore=(ref,))
     process.ask()
     assert "folder for checkpoints" in process.answers[-1].error
-    answer = process.fetch(elsewhere(world))
+    answer = process.fetch(ref)
     assert "folder for checkpoints" in answer.error
     assert not answer.is_corrupt
