@@ -63,7 +63,7 @@ class _TrialClient:
         newest = self.newest.key if self.newest is not None else ""
         if key != newest and all(key != ref.key for ref in self.process.start.restore):
             raise TransportError(
-                f"it asked for the checkpoint {key}, which is neither one to restore nor its newest."
+                f"it asked for checkpoint {key}, which is neither one to restore nor its newest."
             )
 
 
