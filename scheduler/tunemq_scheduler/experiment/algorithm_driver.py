@@ -22,7 +22,7 @@ from tunemq_scheduler.schedulers.decisions import reason_text
 from tunemq_scheduler.search.algorithm_states import Stateful, pack_state, state_of, unpack_state
 from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
-from tunemq_scheduler.stopping.stopper import Stopper, reason_of
+from tunemq_scheduler.stopping.stopper import CombinedStopper, Stopper, reason_of
 from tunemq_shared.base.errors import ConfigError, SearchFailed
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import (
@@ -132,7 +132,7 @@ class AlgorithmDriver:
     @property
     def search_name(self) -> str:
         """The class name of the search algorithm inside all wrappers, for messages."""
-        return type(innermost(self.search.searcher)).__name__
+        return _name_of(self.search)
 
     # --- suggestions ------------------------------------------------------------------------------
 
@@ -321,7 +321,8 @@ class AlgorithmDriver:
             state = call_plugin(f"the {who}", state_of, algorithm)
             if state is None:
                 return None
-            states[who] = pack_state(type(algorithm).__name__, state)
+            name = _name_of(algorithm)
+            states[who] = pack_state(name, {"algorithm": name, "state": state})
         return states
 
     def set_state(self, states: Mapping[str, bytes]) -> None:
@@ -332,13 +333,17 @@ class AlgorithmDriver:
                 differently.
         """
         mine = self._all()
-        if mine.keys() != states.keys():
-            raise ConfigError(
-                f"the experiment was run with a {', a '.join(states)}, and is resumed with a "
-                f"{', a '.join(mine)}; resume it with the same."
-            )
+        saved = {who: unpack_state(state) for who, state in states.items()}
+        for who in (*mine, *(saved.keys() - mine.keys())):
+            before = saved[who]["algorithm"] if who in saved else "none"
+            now = _name_of(mine[who]) if who in mine else "none"
+            if now != before:
+                raise ConfigError(
+                    f"the {who} of this experiment was {before}, and it is resumed with {now}; "
+                    "resume it with the same."
+                )
         for who, algorithm in mine.items():
-            call_plugin(f"the {who}", algorithm.set_state, unpack_state(states[who]))
+            call_plugin(f"the {who}", algorithm.set_state, saved[who]["state"])
 
     def _all(self) -> dict[str, Stateful]:
         found: dict[str, Stateful] = {
@@ -378,3 +383,13 @@ class AlgorithmDriver:
             if isinstance(value, float) and not math.isfinite(value):
                 shown[self.metric] = math.inf if self.mode == "min" else -math.inf
         return shown
+
+
+def _name_of(algorithm: Stateful) -> str:
+    """Return the class names of an algorithm, and of those that it combines or wraps."""
+    name = type(algorithm).__name__
+    if isinstance(algorithm, SearchGenerator):
+        return type(innermost(algorithm.searcher)).__name__
+    if isinstance(algorithm, CombinedStopper):
+        return f"{name}({', '.join(map(_name_of, algorithm.stoppers))})"
+    return name
