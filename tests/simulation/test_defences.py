@@ -89,7 +89,7 @@ def test_returned_node_without_its_assignments_is_noticed(monkeypatch: pytest.Mo
         runner.commands = []
 
     monkeypatch.setitem(TrialRunner._HANDLERS, NodeReturned, silent)
-    assert "is gone without a report" in noticed("f08_cut_off")
+    assert "I10" in noticed("f08_cut_off")
 
 
 def test_scheduler_that_acts_before_its_journal_is_written_is_noticed(

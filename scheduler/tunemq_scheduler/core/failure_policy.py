@@ -87,6 +87,7 @@ _ALL: Final = (
     FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
     FailureClass("trial_limit", NEVER, "time limit reached", "raise TrialLimits(trial_s=...)"),
     FailureClass("died", FAILURES, "death of its process", blames_node=True),
+    FailureClass("unreported", NEVER, "no report of how its process ended"),
     FailureClass(
         "node",
         NODES,

@@ -274,6 +274,8 @@ class TrialRunner(TrialActions):
             self.set_aside(trial)
 
     def _slot_freed(self, event: m.SlotFreed) -> None:
+        if self._is_unreported(event):
+            self._attempt_failed(failure_events.unreported(self.live[event.trial]))
         node = self.slots.give_back(event.trial, event.attempt)
         if node is None:
             return
@@ -293,10 +295,18 @@ class TrialRunner(TrialActions):
             self.gave_way(trial)
         elif trial.pausing:
             self.set_aside(trial)
-        else:
-            raise BugError(
-                f"the process of trial {event.trial} is gone without a report of how it ended"
-            )
+
+    def _is_unreported(self, event: m.SlotFreed) -> bool:
+        """Whether the process of a running trial is gone, and no event said how it ended."""
+        trial = self.live.get(event.trial)
+        return (
+            trial is not None
+            and trial.status == RUNNING
+            and trial.attempt == event.attempt
+            and self.slots.node_at(event.trial, event.attempt) is not None
+            and not (trial.stop_ordered or trial.is_complete or trial.pausing)
+            and trial.trial_id not in self.giving_way
+        )
 
     def _devices_used(self, event: m.DevicesUsed) -> None:
         """Count used devices for any attempt, because abandoned attempts used them, too."""

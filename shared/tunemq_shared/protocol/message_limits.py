@@ -32,6 +32,8 @@ LINE_CHARACTERS: Final = 4096
 #: The most GPUs, resources, or kinds of rejected messages of a node; and the most libraries.
 MOST_OF_NODE: Final = 1024
 MOST_LIBRARIES: Final = 4096
+#: The most nodes that a search may know from its earlier runs.
+MOST_NODES: Final = 4096
 
 #: A node's registration, its deregistration, its lease, its metrics.
 REGISTRATION_BYTES: Final = 2**20

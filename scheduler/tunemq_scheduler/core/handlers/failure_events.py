@@ -59,6 +59,17 @@ def failed(runner: TrialActions, trial: Trial, event: m.TrialFailed | m.TrialPro
     _follow(runner, trial, event, failure, _judge(runner, trial, failure, shunned))
 
 
+def unreported(trial: Trial) -> m.TrialFailed:
+    """Return the failure of a trial whose process is gone, though no event said how it ended.
+
+    A correct node always says so. The trial ends in ERROR, so that the bug is seen, and the search
+    continues, because the event may be forged.
+    """
+    at = trial.started.at if trial.started is not None else 0.0
+    error = "its process is gone without a report of how it ended; this is a bug in TuneMQ"
+    return m.TrialFailed(trial.trial_id, trial.attempt, "unreported", error, "", at)
+
+
 def matched(runner: TrialActions, event: m.LogMatched) -> None:
     """Record that a trial printed a line that matches a log policy; it matters on failure."""
     trial = runner.live.get(event.trial)

@@ -39,6 +39,7 @@ from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import BugError, ConfigError, TransportError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.message_limits import MOST_NODES, NAME_CHARACTERS
 from tunemq_shared.system.standard_streams import tell
 
 #: How many bytes may be queued for an experiment before it gets no more.
@@ -392,6 +393,10 @@ class ExperimentConnection:
         self._client.settle(message.events_handled)
 
     def _attach(self, message: r.ExperimentAttached) -> None:
+        num_nodes = len(message.nodes) + len(message.away)
+        if num_nodes > MOST_NODES:
+            self._trespassed(f"it named {num_nodes:,} nodes, and {MOST_NODES:,} are possible")
+            return
         before, key = self.job.events_key, message.events_key
         is_late = bool(self.events_key) or self.has_ended_search
         if is_late or not key.startswith(redis_keys.events(self.job.prefix)):
@@ -412,6 +417,10 @@ class ExperimentConnection:
 
     def _order(self, message: r.TurnOrders) -> None:
         for one in message.orders:
+            trial = one.order.trial if isinstance(one, r.PutTrialOrder) else one.trial
+            if not trial.startswith(f"{self.job.prefix}_"):  # a node finds orders by the trial's id
+                self._trespassed(f"it gave an order for trial {trial[:NAME_CHARACTERS]!r}")
+                return
             start = one.order.start if isinstance(one, r.PutTrialOrder) else None
             if start is not None and start.events_key != self.events_key:
                 self._trespassed(f"it gave an order for the events of {start.events_key}")

@@ -429,6 +429,7 @@ class NodeRegistry:
         """
         del self.channels[channel.events_key]
         self.absent.discard(channel.events_key)
+        self._forget_unregistered(channel)
         changed: list[str] = []
         for instance_id, node in self.nodes.items():
             cursor = channel.cursors.get(instance_id)
@@ -445,8 +446,19 @@ class NodeRegistry:
         """Detach an experiment for a while; nodes keep running its trials."""
         del self.channels[channel.events_key]
         self.absent.add(channel.events_key)
+        self._forget_unregistered(channel)
         for node in self.nodes.values():
             node.desired_state.orders(channel.events_key).start_over()
+
+    def _forget_unregistered(self, channel: ExperimentChannel) -> None:
+        """Forget the nodes that only this experiment named: it may have invented them."""
+        for instance_id in channel.cursors:
+            node = self.nodes.get(instance_id)
+            if node is None or node.entry_id or node.is_heard:
+                continue
+            if not any(instance_id in other.cursors for other in self.channels.values()):
+                del self.nodes[instance_id]
+                self._leases.forget(instance_id)
 
     # --- parts ------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_address import join
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.message_limits import MOST_NODES
 from tunemq_shared.protocol.result_conditions import Condition
 
 
@@ -215,13 +216,41 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
     experiment.attach()
     for number, store in enumerate((join(ours, "x"), "s3://tunemq/farm/x?endpoint=http://evil")):
         how = msgspec.structs.replace(START, events_key=redis_keys.events("x1"), store=store)
-        start = r.PutTrialOrder("node", m.TrialOrder(f"t{number}", 1, (), start=how))
+        start = r.PutTrialOrder("node", m.TrialOrder(f"x_{number}", 1, (), start=how))
         experiment.say(r.encode(r.TurnOrders((start,))))
     process_exit = experiment.ends(-9)
     assert process_exit.outcome is ExperimentOutcome.FAILED
     assert "it ordered what it may not" in process_exit.text
     assert "http://evil" in process_exit.text
-    assert experiment.nodes.started == ["t0"]
+    assert experiment.nodes.started == ["x_0"]
+
+
+@pytest.mark.parametrize("kind", ["put", "kill", "release"])
+@pytest.mark.parametrize("trial", ["y_00000", "xy_00000", "x", ""])
+def test_s02_order_for_a_trial_of_another_search_ends_its_own_and_is_not_sent(
+    experiment, kind, trial
+):
+    """A node finds its orders by the trial's id and attempt, whichever search they are from."""
+    experiment.attach()
+    start = msgspec.structs.replace(START, events_key=redis_keys.events("x1"))
+    order = m.TrialOrder(trial, 1, (), start=start, kill=kind == "kill")
+    ordered = (
+        r.ReleaseOrder("node", trial, 1) if kind == "release" else r.PutTrialOrder("node", order)
+    )
+    experiment.say(r.encode(r.TurnOrders((ordered,))))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert f"it gave an order for trial {trial!r}" in process_exit.text
+    assert experiment.nodes.started == []
+
+
+def test_s15_process_that_names_too_many_nodes_is_killed(experiment):
+    node = m.NodeJoined("i", "n", "h", "127.0.0.1", {})
+    nodes = (node,) * (MOST_NODES + 1)
+    experiment.say(r.encode(r.ExperimentAttached(redis_keys.events("x1"), nodes)))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it named 4,097 nodes, and 4,096 are possible" in process_exit.text
 
 
 def test_s15_process_that_orders_more_than_a_node_can_take_is_killed(experiment, monkeypatch):
@@ -231,7 +260,7 @@ def test_s15_process_that_orders_more_than_a_node_can_take_is_killed(experiment,
     experiment.attach()
     start = msgspec.structs.replace(START, events_key=redis_keys.events("x1"))
     for number in range(30):
-        order = m.TrialOrder(f"t{number}", 1, (Condition("m" * 2**20, 1),), start=start)
+        order = m.TrialOrder(f"x_{number}", 1, (Condition("m" * 2**20, 1),), start=start)
         experiment.say(r.encode(r.TurnOrders((r.PutTrialOrder("node", order),))))
     process_exit = experiment.ends(-9)
     assert process_exit.outcome is ExperimentOutcome.FAILED
