@@ -187,7 +187,8 @@ class PopulationBasedTraining(MetricScheduler):
         self._need_metric()
         check_config(type(self).__name__, trial.config, self._mutations, self._MUTATED)
         done = lookup(trial.last_result, self._time_attr) or 0.0
-        self._members[trial.trial_id] = _Member(trial.number, None, done, done)
+        perturbed = self._last_sync(done) if self._is_synchronous and done else done
+        self._members[trial.trial_id] = _Member(trial.number, None, done, perturbed)
         self._note_progress(trial.trial_id)
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> Answer:
@@ -355,6 +356,17 @@ class PopulationBasedTraining(MetricScheduler):
         """Return how many trials are worse than one that has a score."""
         member = self._members[name]
         return self._ranked.below((member.score or 0.0, member.number, name))
+
+    def _last_sync(self, done: float) -> float:
+        """Return where a trial that continues there was last perturbed with all others.
+
+        It does not wait where it ended before: the next time that all wait for each other is later.
+        """
+        if done >= self._next_sync:
+            self._next_sync += self._interval * (1 + (done - self._next_sync) // self._interval)
+            for name in self._members:
+                self._note_progress(name)
+        return min(done, self._next_sync - self._interval)
 
     def _note_progress(self, name: str) -> None:
         """Note whether the others wait for this trial."""

@@ -100,6 +100,27 @@ def test_synchronous_population_waits_for_its_slowest_and_then_continues() -> No
     assert scheduler.horizon(population.trials["t1"]) == (Condition("training_iteration", 9),)
 
 
+@pytest.mark.parametrize("ended_at", [4, 7, 8, 9, 11])
+def test_synchronous_population_that_is_extended_stays_synchronous(ended_at: int) -> None:
+    scheduler = pbt(synch=True)
+    population = Population(scheduler, 3)
+    for trial in population.trials.values():
+        trial.last_result = {"training_iteration": ended_at, "score": 1.0}
+        scheduler.on_trial_complete(population, trial, trial.last_result)
+    for trial in population.trials.values():
+        scheduler.on_trial_add(population, trial)
+    due = 8 if ended_at < 8 else 12
+    for trial in population.trials.values():
+        assert scheduler.horizon(trial) == (Condition("training_iteration", due),)
+    for left, score in ((2, 5), (1, 3)):
+        decision, actions = population.report(f"t{left}", due, score)
+        told = f"it waits for {left} of 3 trials to reach training_iteration {due}"
+        assert (decision, decision.reason, actions) == ("PAUSE", told, [])
+    _, actions = population.report("t0", due, 9)
+    assert [type(one) for one in actions] == [Exploit, Resume, Resume]
+    assert scheduler.horizon(population.trials["t0"]) == (Condition("training_iteration", due + 4),)
+
+
 @pytest.mark.parametrize("end", ["complete", "error", "remove"])
 def test_synchronous_population_does_not_wait_for_a_trial_that_ended(end: str) -> None:
     scheduler = pbt(synch=True)
