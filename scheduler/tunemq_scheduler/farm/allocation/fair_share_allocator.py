@@ -21,6 +21,7 @@ from typing import Final
 from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts
 from tunemq_scheduler.farm.allocation.allocation_reasons import AllocationExplainer
 from tunemq_scheduler.farm.allocation.allocation_state import AllocationState
+from tunemq_scheduler.farm.allocation.amounts import least
 from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember
@@ -148,7 +149,7 @@ class FairShareAllocator:
         ``hint`` tells people how long that may take, and what they can do.
         """
         if name in self._members:
-            self._members[name].is_expected = True
+            self._members[name].is_inherited = self._members[name].is_expected = True
             self._members.expected[name] = hint
 
     def waits_for(self, name: str) -> bool:
@@ -206,6 +207,8 @@ class FairShareAllocator:
             if node is None or node.is_lost or instance_id not in usage.seen:
                 continue  # it reports nothing about a node that it considers lost
             held = usage.held.get(instance_id, ResourceAmounts())
+            if not member.is_inherited:  # it can hold no more than it was offered
+                held = least(held, part.taken)
             if part.report(usage.seen[instance_id], held, self._members.now):
                 for kept, gone in part.swap(node.are_alike):
                     self._state.move_claim(instance_id, kept.amounts, gone.amounts)
@@ -256,12 +259,16 @@ class FairShareAllocator:
             self._state.book(part)
 
     def _catch_up(self, member: ShareMember, usage: OfferUsage) -> None:
-        """Take over an earlier allocator's offers of a node that was away when this one started."""
+        """Continue the numbers of an earlier allocator, or of an earlier run of the experiment.
+
+        An earlier allocator's offers of a node that was away when this one started still count. All
+        others were made by this one, so that it knows them, whatever the experiment reports.
+        """
         for instance_id, seen in usage.seen.items():
             is_there = instance_id in self._ledger.nodes
             if is_there and seen > self._ledger.last_offer(member.name, instance_id):
                 part = self._state.part(member, instance_id)
-                part.count_from(seen)
+                part.count_from(seen, knows_all=not member.is_inherited)
                 self._ledger.changed(part)
                 self._state.book(part)
 

@@ -99,7 +99,8 @@ class ShareMember:
             the amount being cleared for it.
         hurried: how often its trials were preempted for shares or sizes; ``hurried_at`` is the last
             time.
-        is_expected: whether it ran before this supervisor started, and has not reported yet.
+        is_inherited: whether it ran before this supervisor started, and has offers that this one
+            does not know; ``is_expected``: it has not reported them yet.
         is_paused: whether it gets nothing.
     """
 
@@ -124,7 +125,7 @@ class ShareMember:
         self.behind: dict[SlotRequest, float] = {}
         self.held, self.leaving, self.claimed = ResourceLoad(), ResourceLoad(), ResourceLoad()
         self.hurried, self.hurried_at = 0, -math.inf
-        self.is_expected = self.is_paused = False
+        self.is_inherited = self.is_expected = self.is_paused = False
 
     def hear(self, usage: OfferUsage) -> None:
         """Take over the demands of a report."""

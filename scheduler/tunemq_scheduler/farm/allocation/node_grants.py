@@ -171,15 +171,18 @@ class NodePart:
 
     def adopt(self, seen: int, held: ResourceAmounts, at: float) -> None:
         """Take over what an earlier supervisor offered, of which only this is known."""
-        self.count_from(seen)
+        self.count_from(seen, knows_all=False)
         self.held = held
         if not is_nothing(held):
             self.add((), held, at).n = seen
 
-    def count_from(self, seen: int) -> None:
-        """Continue the numbers of an earlier supervisor, because lower ones are ignored."""
+    def count_from(self, seen: int, *, knows_all: bool) -> None:
+        """Continue at a number, because the experiment ignores lower ones.
+
+        Without ``knows_all``, an earlier supervisor made offers up to that number.
+        """
         self.n = seen
-        self.unknown_until = seen + 1
+        self.unknown_until = 0 if knows_all else seen + 1
         self.is_stale = True
 
     def report(self, seen: int, held: ResourceAmounts, at: float) -> bool:

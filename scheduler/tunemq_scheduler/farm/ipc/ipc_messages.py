@@ -19,7 +19,7 @@ from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.farm_requests import SubmittedCode
-from tunemq_shared.protocol.message_limits import Count
+from tunemq_shared.protocol.message_limits import Count, Line, Name
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, TrialOrder
 from tunemq_shared.signing.message_signing import SigningKey
 
@@ -28,11 +28,16 @@ _MOST_TRIALS: Final = 2**40
 _LONGEST_S: Final = 1e10
 #: The longest reason that a process gives for its end.
 MOST_CHARACTERS: Final = 16_384
+#: The largest answer and last report, because they pass through the farm's Redis.
+ANSWER_BYTES: Final = 2**24
+#: The most incidents in one message, states of trials, and things that trials wait for.
+MOST_LINES: Final = 100
 #: The most threads to name, and the longest name.
 MOST_THREADS: Final = 5
 THREAD_CHARACTERS: Final = 100
 
 ThreadName = Annotated[str, msgspec.Meta(max_length=THREAD_CHARACTERS)]
+Lines = Annotated[tuple[Line, ...], msgspec.Meta(max_length=MOST_LINES)]
 
 
 #: `ExperimentJob.retry` for all trials in state ERROR.
@@ -173,7 +178,7 @@ ToExperiment = ExperimentJob | NewEvents | NewOffers | TransportNotices | LeaseP
 class ExperimentAttached(IpcMessage, frozen=True, tag="attach"):
     """The experiment is open: its stream, and the nodes that it knows from the previous run."""
 
-    events_key: str
+    events_key: Name
     nodes: tuple[NodeJoined, ...] = ()
     away: tuple[NodeJoined, ...] = ()
     acknowledged: dict[str, Count] = {}
@@ -227,10 +232,10 @@ class SearchStatus(IpcMessage, frozen=True, kw_only=True, tag="status"):
     other than slots and stores.
     """
 
-    counts: dict[str, Count]
+    counts: Annotated[dict[Name, Count], msgspec.Meta(max_length=MOST_LINES)]
     total: Count | None = None
     results: Count = 0
-    waits: tuple[str, ...] = ()
+    waits: Lines = ()
 
 
 class StoreUse(IpcMessage, frozen=True, tag="store use"):
@@ -257,7 +262,7 @@ class StoreUse(IpcMessage, frozen=True, tag="store use"):
 class ExperimentNotices(IpcMessage, frozen=True, tag="notices"):
     """Recent incidents, as lines for people."""
 
-    lines: tuple[str, ...]
+    lines: Lines
 
 
 class IpcReply(IpcMessage, frozen=True, tag="answered"):
@@ -287,9 +292,9 @@ class SearchEnded(IpcMessage, frozen=True, tag="deregistration"):
     resumed; ``detail``: an `ExperimentDetail` in msgpack for later requests, or nothing.
     """
 
-    outcome: str = ""
+    outcome: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)] = ""
     is_interrupted: bool = False
-    detail: bytes = b""
+    detail: Annotated[bytes, msgspec.Meta(max_length=ANSWER_BYTES)] = b""
 
 
 class ExperimentProblem(IpcMessage, frozen=True, tag="problem"):

@@ -20,9 +20,10 @@ from tunemq_scheduler.journal.journal_copy import JournalCopy
 from tunemq_scheduler.journal.journal_writer import Journal
 from tunemq_scheduler.transport.desired_state_executor import DesiredStateExecutor
 from tunemq_scheduler.transport.event_batches import EventBatch, events_of
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.message_limits import STARTS_BYTES
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS, STARTS_BYTES
 
 #: How often changes of the status are reported to the supervisor.
 _STATUS_EVERY_S: Final = 0.5
@@ -258,7 +259,7 @@ class RelayedExecutor(DesiredStateExecutor):
             self._connection.send(use)
 
     def _send_notices(self, text: str) -> None:
-        self._connection.send(r.ExperimentNotices((text,)))
+        self._connection.send(r.ExperimentNotices((shortened(text, LINE_CHARACTERS),)))
 
     # --- for people -------------------------------------------------------------------------------
 

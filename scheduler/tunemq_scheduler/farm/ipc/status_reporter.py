@@ -39,6 +39,7 @@ from tunemq_scheduler.results.explained_trial import explain_status
 from tunemq_scheduler.results.json_encoding import to_plain
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_shared.base.errors import ConfigError, RequestRejected, SchedulerSuperseded, TuneError
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import lookup
 
@@ -46,8 +47,7 @@ from tunemq_shared.protocol.result_conditions import lookup
 _TOLD_AT_MOST: Final = 1000
 #: Smaller numbers for a final report that is too large.
 _TOLD_ELSE: Final = (100, 10, 0)
-#: The largest answer and the largest configuration, because they pass through the farm's Redis.
-_ANSWER_BYTES: Final = 2**24
+#: The largest configuration in an answer.
 _CONFIG_BYTES: Final = 2**20
 #: The most trials to name in a line.
 _NAMED_AT_MOST: Final = 5
@@ -79,7 +79,7 @@ class SearchStatusReporter:
 
     def status(self) -> r.SearchStatus:
         """Return the progress of the search."""
-        view, waits = self._view, tuple(self._waits())
+        view, waits = self._view, tuple(map(shortened, self._waits()))
         return r.SearchStatus(counts=dict(view.counts), total=view.num_trials, waits=waits)
 
     def _waits(self) -> Iterator[str]:
@@ -123,7 +123,8 @@ class SearchStatusReporter:
     def search_ended(self) -> r.SearchEnded:
         """Return how the search ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
-        return r.SearchEnded(self._view.outcome, interrupted, self._last_detail())
+        outcome = shortened(self._view.outcome, r.MOST_CHARACTERS)
+        return r.SearchEnded(outcome, interrupted, self._last_detail())
 
     def _last_detail(self) -> bytes:
         for most in (_TOLD_AT_MOST, *_TOLD_ELSE):
@@ -367,9 +368,9 @@ def _encoded(answer: RequestDone | ExperimentDetail | r.TrialExplanation) -> byt
         data = _encode(answer)
     except _UNTELLABLE as error:
         raise RequestRejected(f"the answer cannot be sent: {error}.") from error
-    if len(data) > _ANSWER_BYTES:
+    if len(data) > r.ANSWER_BYTES:
         raise RequestRejected(
-            f"the answer has {len(data)} bytes; {_ANSWER_BYTES} can be sent: ask for fewer trials."
+            f"the answer has {len(data)} bytes; {r.ANSWER_BYTES} can be sent: ask for fewer trials."
         )
     return data
 

@@ -364,7 +364,7 @@ class ExperimentConnection:
             case r.StoreUse() if message.is_possible:  # else it cannot be added to others
                 self.store_use = message
             case r.ExperimentNotices():
-                self._notices += message.lines
+                self._notices = [*self._notices, *message.lines][-r.MOST_LINES :]
             case r.IpcReply():
                 self._answer(message)
             case r.ExperimentProblem():
@@ -440,6 +440,8 @@ class ExperimentConnection:
     def _answer(self, message: r.IpcReply) -> None:
         if message.id in self._asked:
             kind, then = self._asked[message.id]
+            if len(memoryview(message.answer)) > r.ANSWER_BYTES:
+                raise TransportError(f"an answer of more than {r.ANSWER_BYTES:,} bytes")
             # First: the requester gets a rejection at the process's end if this is not decodable.
             reply = message.rejection or msgspec.msgpack.decode(message.answer, type=kind)
             del self._asked[message.id]

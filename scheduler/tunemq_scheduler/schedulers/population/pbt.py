@@ -160,7 +160,7 @@ class PopulationBasedTraining(MetricScheduler):
         #: The trials with a score, worst first: score, number and id.
         self._ranked = SortedValues[tuple[float, int, str]]()
         #: With ``synch``: where all trials wait for each other, and those that are not there yet.
-        self._next_sync = max(perturbation_interval, burn_in_period)
+        self._next_sync = 0.0
         self._behind: dict[str, None] = {}
         self._perturbations = 0
         is_counted = time_attr == TRAINING_ITERATION
@@ -187,6 +187,8 @@ class PopulationBasedTraining(MetricScheduler):
         self._need_metric()
         check_config(type(self).__name__, trial.config, self._mutations, self._MUTATED)
         done = lookup(trial.last_result, self._time_attr) or 0.0
+        if not self._members:
+            self._next_sync = max(self._interval, self._burn_in)
         perturbed = self._last_sync(done) if self._is_synchronous and done else done
         self._members[trial.trial_id] = _Member(trial.number, None, done, perturbed)
         self._note_progress(trial.trial_id)

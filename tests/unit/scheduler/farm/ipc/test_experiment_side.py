@@ -111,7 +111,7 @@ def test_experiment_may_not_act_after_its_supervisor_has_ended(ends):
 
 def test_experiment_with_many_messages_waits_for_its_supervisor_and_still_reads(ends):
     line, supervisor = ends
-    notices = r.ExperimentNotices(("x" * 2**20,))
+    notices = r.SearchEnded(detail=bytes(2**20))
     got: list[r.ToSupervisor] = []
 
     def read() -> None:
@@ -147,7 +147,7 @@ def test_wait_ends_with_a_message_or_a_wake_up(ends):
 def test_last_message_is_sent_before_the_line_is_closed(ends, monkeypatch):
     monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 60.0)
     line, supervisor = ends
-    notices = r.ExperimentNotices(("x" * 2**20,))
+    notices = r.SearchEnded(detail=bytes(2**20))
     for _ in range(5):
         line.send(notices)
     got: list[bytes] = []

@@ -114,7 +114,11 @@ class Experiment:
 
     def say(self, payload: bytes) -> None:
         self.frames.put(payload)
-        self.frames.flush()
+        while True:
+            self.frames.flush()
+            self.connection.on_readable()
+            if not self.frames.waiting or self.code is not None:
+                break
         self.connection.on_readable()
 
     def ends(self, code: int) -> ExperimentExit:
@@ -387,6 +391,49 @@ def test_process_with_impossible_numbers_ends_only_its_experiment(experiment, me
     process_exit = experiment.ends(-9)
     assert process_exit.outcome is ExperimentOutcome.FAILED
     assert "it sent what cannot be read" in process_exit.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        r.SearchEnded("x" * (r.MOST_CHARACTERS + 1)),
+        r.SearchEnded(detail=bytes(r.ANSWER_BYTES + 1)),
+        r.SearchStatus(counts={}, waits=("x" * 5000,)),
+        r.SearchStatus(counts={}, waits=("x",) * (r.MOST_LINES + 1)),
+        r.SearchStatus(counts={"x" * 300: 1}),
+        r.SearchStatus(counts={f"state {number}": 1 for number in range(r.MOST_LINES + 1)}),
+        r.ExperimentNotices(("x" * 5000,)),
+        r.ExperimentNotices(("x",) * (r.MOST_LINES + 1)),
+        r.ExperimentProblem("x" * (r.MOST_CHARACTERS + 1)),
+    ],
+)
+def test_s15_process_with_too_long_texts_ends_only_its_experiment(experiment, message):
+    """They would be in everyone's list of searches, which is then too long for Redis."""
+    experiment.attach()
+    experiment.say(r.encode(message))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it sent what cannot be read" in process_exit.text
+    assert len(process_exit.text) < 1000
+    assert process_exit.detail == b""
+
+
+def test_s15_too_long_answer_is_not_passed_on(experiment):
+    experiment.attach()
+    replies: list[ExperimentReply] = []
+    experiment.connection.ask(r.ShowTrials(10), replies.append)
+    too_long = msgspec.Raw(msgspec.msgpack.encode("x" * r.ANSWER_BYTES))
+    experiment.say(r.encode(r.IpcReply(1, too_long)))
+    experiment.ends(-9)
+    assert [type(reply) for reply in replies] == [RequestRejection]
+
+
+def test_only_the_newest_incidents_wait_to_be_shown(experiment):
+    experiment.attach()
+    for number in range(3):
+        lines = tuple(f"{number}: {line}" for line in range(r.MOST_LINES))
+        experiment.say(r.encode(r.ExperimentNotices(lines)))
+    assert experiment.connection.take_notices() == list(lines)
 
 
 def test_answer_with_a_configuration_nested_too_deeply_ends_only_its_experiment(experiment):

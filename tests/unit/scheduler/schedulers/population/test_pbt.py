@@ -121,6 +121,20 @@ def test_synchronous_population_that_is_extended_stays_synchronous(ended_at: int
     assert scheduler.horizon(population.trials["t0"]) == (Condition("training_iteration", due + 4),)
 
 
+def test_further_trials_of_a_synchronous_population_that_ended_are_perturbed() -> None:
+    scheduler = pbt(synch=True)
+    population = Population(scheduler, 2)
+    population.report("t0", 4, 0)
+    population.report("t1", 4, 1)
+    for trial in population.trials.values():
+        scheduler.on_trial_complete(population, trial, trial.last_result)
+        trial.last_result = {}
+    for trial in population.trials.values():
+        scheduler.on_trial_add(population, trial)
+    population.report("t0", 4, 0)
+    assert [type(one) for one in population.report("t1", 4, 1)[1]] == [Exploit, Resume]
+
+
 @pytest.mark.parametrize("end", ["complete", "error", "remove"])
 def test_synchronous_population_does_not_wait_for_a_trial_that_ended(end: str) -> None:
     scheduler = pbt(synch=True)
