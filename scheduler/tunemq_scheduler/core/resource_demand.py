@@ -7,11 +7,17 @@ trials or nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from tunemq_scheduler.core.nodes.failing_nodes import LAST_NODE_PAUSE_S
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.core.shared_amounts import (
+    MOST_DEMANDS,
+    OfferUsage,
+    ResourceAmounts,
+    SlotDemand,
+)
 from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 
 #: The number of trials that a search without a limit would run at once.
@@ -35,7 +41,7 @@ class UsageTracker:
         """
         state, newest = self._state, self._newest
         changed = sum(self._follow(node) for node in state.placement.touched())
-        wants = tuple(_wants(state, configurations))
+        wants = tuple(islice(_wants(state, configurations), MOST_DEMANDS))
         alone = tuple(node for node, trial in state.alone.items() if trial)
         if changed:
             self._newest = OfferUsage(dict(self._seen), dict(self._held), wants, alone)
@@ -58,7 +64,12 @@ class UsageTracker:
 def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
     if state.interrupted:
         return
-    suspects = state.queue.apart(PENDING)
+    paused, suspects = state.queue.apart(PAUSED), state.queue.apart(PENDING)
+    # One suspect at a time gets a node; a paused one only if no other trial can make progress.
+    is_any_unfinished = state.counts[PENDING] or state.counts[RUNNING]
+    for trial in (suspects or ([] if is_any_unfinished else paused))[:1]:
+        excluded = _excluded(state, trial)
+        yield SlotDemand(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
     for trial, count in state.queue.lines(PENDING):
         if trial not in suspects:
             yield SlotDemand(
@@ -73,16 +84,9 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
             yield SlotDemand(request, more, excluded=tuple(_set_aside(state)))
     # The trial scheduler decides which paused trials resume, and when; the runner asks it only when
     # one has room. So one slot per request is all that is certain to be used.
-    paused = state.queue.apart(PAUSED)
     for trial, _ in state.queue.lines(PAUSED):
         if trial not in paused:
             yield SlotDemand(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
-    # One suspect at a time gets a node; a paused one only if no other trial can make progress.
-    if not suspects and not (state.counts[PENDING] or state.counts[RUNNING]):
-        suspects = paused
-    for trial in suspects[:1]:
-        excluded = _excluded(state, trial)
-        yield SlotDemand(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
 
 
 def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:

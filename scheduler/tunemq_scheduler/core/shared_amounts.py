@@ -6,7 +6,7 @@ The experiment reports its usage and its demand whenever they change (`OfferUsag
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -14,6 +14,8 @@ from tunemq_shared.protocol.message_limits import Amount, Count
 
 #: Requests a whole node, for a trial that may crash its node (`SlotDemand.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
+#: The most different demands of a search that the farm knows at a time.
+MOST_DEMANDS: Final = 100
 
 
 class ResourceAmounts(msgspec.Struct, frozen=True, array_like=True):
@@ -47,11 +49,12 @@ class OfferUsage(msgspec.Struct, frozen=True, array_like=True):
         seen: the number of the newest known offer (`NodeOffered.n`) of each node; 0 before the
             first.
         held: what its trial processes hold of each node; nodes without any are left out.
-        wants: its further demands, most urgent first.
+        wants: its further demands, most urgent first; those beyond `MOST_DEMANDS` follow when
+            some of these are met.
         alone: the nodes on which it runs a trial that may crash them.
     """
 
     seen: dict[str, Count] = {}
     held: dict[str, ResourceAmounts] = {}
-    wants: tuple[SlotDemand, ...] = ()
+    wants: Annotated[tuple[SlotDemand, ...], msgspec.Meta(max_length=MOST_DEMANDS)] = ()
     alone: tuple[str, ...] = ()

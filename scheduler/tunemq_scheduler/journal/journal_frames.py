@@ -152,14 +152,21 @@ def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[Jour
     while position < size:
         file.seek(position)
         block = file.read(min(_BLOCK, size - position))
-        found = block.find(MARK)
-        if found < 0:
+        frame = _first_frame(file, block, position, size)
+        if frame is None:
             # The mark may begin in this block and end in the next.
             position += max(1, len(block) - len(MARK) + 1)
-            continue
-        frame = frame_at(file, position + found, size)
-        if frame is None:
-            position += found + 1
         else:
             yield frame
             position = frame.end
+
+
+def _first_frame(file: BinaryIO, block: bytes, offset: int, size: int) -> JournalFrame | None:
+    """Return the first whole frame that begins in a block, which is at this offset."""
+    found = block.find(MARK)
+    while found >= 0:
+        frame = frame_at(file, offset + found, size)
+        if frame is not None:
+            return frame
+        found = block.find(MARK, found + 1)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from tunemq_scheduler.journal.journal_files import (
     snapshot_file,
     turns_file,
 )
-from tunemq_scheduler.journal.journal_frames import JournalFrames
+from tunemq_scheduler.journal.journal_frames import JournalFrames, frame_at
 from tunemq_scheduler.journal.journal_headers import (
     JournalHeader,
     JournalSnapshot,
@@ -28,6 +29,10 @@ from tunemq_scheduler.journal.journal_headers import (
 )
 from tunemq_shared.base.errors import JournalCorrupt, JournalError
 from tunemq_shared.protocol.messages import JournalRecord, decode_records
+from tunemq_shared.system.plain_files import open_to_read
+
+#: The most bytes of a file in which its header is looked for: a trial may have written it.
+_HEADER_BYTES: Final = 2**26
 
 _decode_snapshot: Final = msgspec.msgpack.Decoder(JournalSnapshot).decode
 
@@ -139,11 +144,13 @@ def read_header(path: Path) -> JournalHeader:
         if not present:
             raise JournalError(f"the journal {path} does not exist.")
         first = turns_file(path, present[-1])
-        for frame in JournalFrames(first):
+        with open_to_read(first) as file:
+            frame = frame_at(file, 0, min(os.fstat(file.fileno()).st_size, _HEADER_BYTES))
+        if frame is not None:
             return decode_header(frame.payload, SegmentHeader, first).of_journal()
     except OSError as error:
         raise JournalError(f"the journal {path} cannot be read: {error.strerror}.") from error
-    raise JournalCorrupt(str(first), 0, "it has no header")
+    raise JournalCorrupt(str(first), 0, "its header is damaged or missing")
 
 
 def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, JournalSnapshot]:
@@ -220,5 +227,5 @@ def read_segment(path: Path, number: int) -> JournalSegment:
         else:
             turns += 1
     if header is None:
-        raise JournalCorrupt(str(path), 0, "it has no header")
+        raise JournalCorrupt(str(path), 0, "its header is damaged or missing")
     return JournalSegment(path, number, header, turns, frames.end, frames.torn)

@@ -52,6 +52,8 @@ EXIT_WITHIN_S: Final = 600.0
 _ABORT_WITHIN_S: Final = 5.0
 #: The longest time between two beats; a supervisor that took longer was suspended itself.
 _LONGEST_BEAT_S: Final = 5.0
+#: The longest report about offers: the farm's allocator considers all of it at each turn.
+_USAGE_BYTES: Final = 4 * 2**20
 #: The size that events other than batches count as; few are longer.
 _FACT_BYTES: Final = 1024
 
@@ -237,7 +239,10 @@ class ExperimentConnection:
         try:
             for payload in self._frames.receive():
                 self.silent_s = 0.0
-                self._do(r.decode_for_supervisor(payload))
+                message = r.decode_for_supervisor(payload)
+                if isinstance(message, r.OfferUsageUpdate) and len(payload) > _USAGE_BYTES:
+                    raise TransportError(f"a report of {len(payload):,} bytes about its offers")
+                self._do(message)
         except (*UNDECODABLE, TransportError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
         except ConfigError as error:

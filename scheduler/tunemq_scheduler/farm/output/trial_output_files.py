@@ -38,6 +38,9 @@ _CURSOR: Final = ".output-cursor"
 _KNOWN: Final = ".output-known"
 #: How many more lines than files it may have before it is rewritten.
 _KNOWN_LINES: Final = 10_000
+#: The most that is read of it, and of a line of it: the search's code may have written it.
+_KNOWN_BYTES: Final = 32 * 2**20
+_LINE_BYTES: Final = 4096
 #: Two numbers of 64 bits are shorter.
 _CURSOR_LENGTH: Final = 64
 
@@ -154,7 +157,7 @@ class TrialOutputFiles:
             descriptor = open_plain(self._folder / _KNOWN, os.O_RDONLY)
             if descriptor is not None:
                 with open(descriptor, "rb") as file:
-                    for line in file:
+                    while file.tell() < _KNOWN_BYTES and (line := file.readline(_LINE_BYTES)):
                         with contextlib.suppress(*UNDECODABLE):  # a crash leaves partial lines
                             key, how_far = msgspec.json.decode(line, type=_Line)
                             found[key] = how_far
@@ -166,9 +169,7 @@ class TrialOutputFiles:
         path = self._folder / _KNOWN
         self._lines += len(self._changed)
         if self._lines > len(self._known) + _KNOWN_LINES:
-            temporary = self._folder / f"{_KNOWN}.{os.getpid()}"
-            temporary.write_bytes(_lines(self._known.items()))
-            temporary.replace(path)
+            self._replace(path, _lines(self._known.items()))
             self._lines = len(self._known)
         else:
             descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -178,9 +179,18 @@ class TrialOutputFiles:
         self._changed.clear()
 
     def _keep_cursor(self) -> None:
-        temporary = self._folder / f"{_CURSOR}.{os.getpid()}"
-        temporary.write_text(self._cursor, encoding="ascii")
-        temporary.replace(self._folder / _CURSOR)
+        self._replace(self._folder / _CURSOR, self._cursor.encode("ascii"))
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        """Replace a file; the search's code, which may write to the folder, can guess no name."""
+        temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def _lines(known: Iterable[_Line]) -> bytes:

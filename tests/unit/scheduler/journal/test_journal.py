@@ -20,7 +20,8 @@ from tests.support.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.journal import journal_files as layout_module
 from tunemq_scheduler.journal import journal_writer
-from tunemq_scheduler.journal.journal_files import turns_file
+from tunemq_scheduler.journal.journal_files import FILE_NAME, turns_file
+from tunemq_scheduler.journal.journal_frames import MARK, all_whole_frames, pack
 from tunemq_scheduler.journal.journal_headers import JournalSnapshot
 from tunemq_scheduler.journal.journal_reader import read_header, recover
 from tunemq_scheduler.journal.journal_writer import Journal
@@ -437,3 +438,21 @@ def test_fifo_in_place_of_a_segment_does_not_block_its_reader(tmp_path):
     os.mkfifo(folder / "000001.turns")
     with pytest.raises(JournalError, match="it is no regular file"):
         read_header(folder)
+
+
+@pytest.mark.parametrize("size", [2**40, 2 * 2**20])
+def test_s15_file_full_of_marks_in_place_of_a_journal_is_rejected_at_once(tmp_path, size):
+    """A trial may have written it, and the farm's scheduler reads it when the search is removed."""
+    folder = tmp_path / FILE_NAME
+    folder.mkdir()
+    path = turns_file(folder, 1)
+    path.write_bytes(MARK * (2**20 // len(MARK)))
+    os.truncate(path, size)
+    with pytest.raises(JournalCorrupt, match="its header"):
+        read_header(folder)
+
+
+def test_whole_frame_behind_very_many_marks_is_found(tmp_path):
+    path = tmp_path / "frames"
+    path.write_bytes(b"x" + MARK * 600_000 + pack(7, b"whole"))
+    assert [frame.payload for frame in all_whole_frames(path)] == [b"whole"]

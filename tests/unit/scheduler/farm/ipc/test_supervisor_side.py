@@ -379,6 +379,8 @@ def test_process_that_hangs_prints_its_stacks_and_is_killed_if_it_continues(
         r.OfferUsageUpdate(OfferUsage(seen={"n.1": 2**64 - 1})),
         r.OfferUsageUpdate(OfferUsage(held={"n.1": ResourceAmounts({"cpu": math.nan})})),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, -1),))),
+        r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, 1),) * 101)),
+        r.OfferUsageUpdate(OfferUsage(alone=("x" * 2**20,) * 5)),
         r.EventsAcknowledged(2**64 - 1),
         r.EventsAcknowledged(1, {"n.1": 2**63}),
         r.SearchStatus(counts={"RUNNING": 2**64 - 1}),

@@ -185,3 +185,26 @@ def test_fifo_in_place_of_the_cursor_counts_as_missing(tmp_path):
 def test_chunk_that_is_no_utf8_is_skipped(printed):
     printed.come(encode(chunk(0, b"")).replace(b"train_a", b"train_\xff"), chunk(0, b"text"))
     assert printed.read() == b"text"
+
+
+@pytest.mark.parametrize("name", [".output-cursor", ".output-known"])
+def test_s15_fifo_or_link_with_a_guessed_temporary_name_is_not_written_to(
+    printed, tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(trial_output_files, "_KNOWN_LINES", -1)  # it is rewritten each time
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    os.mkfifo(tmp_path / f"{name}.{os.getpid()}")
+    printed.come(chunk(0, b"one\n"))
+    (tmp_path / f"{name}.{os.getpid()}").unlink()
+    (tmp_path / f"{name}.{os.getpid()}").symlink_to(elsewhere)
+    printed.come(chunk(4, b"two\n"))
+    assert printed.read() == b"one\ntwo\n"
+    assert elsewhere.read_bytes() == b""
+
+
+def test_s15_endless_file_of_what_is_known_is_read_up_to_a_limit(printed, tmp_path):
+    printed.come(chunk(0, b"one\n"))
+    os.truncate(tmp_path / ".output-known", 2**42)  # a hole of 4 TiB
+    Printed(tmp_path).come(chunk(0, b"one\ntwo\n"))
+    assert printed.read() == b"one\ntwo\n"

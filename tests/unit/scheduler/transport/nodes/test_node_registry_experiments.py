@@ -294,3 +294,17 @@ def test_experiment_that_took_an_unheard_node_for_lost_is_told_of_its_return():
     assert one.take() == []
     assert two.take() == [m.NodeReturned("inc1")]
     assert listed(registry) == (["one"], [TWO])
+
+
+@pytest.mark.parametrize("end", ["over", "leave"])
+def test_s15_nodes_that_only_an_ended_search_named_are_forgotten(registry, end):
+    one, two = registry.channels[ONE], registry.channels[TWO]
+    for name in ("invented", "known to two"):
+        about = replace(JOINED, instance_id=name)
+        registry.expect(one, about, 0)
+    registry.expect(two, about, 0)
+    registry.expect(one, replace(JOINED, instance_id="lost"), 0, away_since=0.0)
+    assert len(registry.lease_keys()) == 4
+    getattr(registry, end)(one)
+    assert sorted(registry.nodes) == ["inc1", "known to two"]
+    registry.read_leases(0.0, [None, None])
