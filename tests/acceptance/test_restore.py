@@ -19,6 +19,7 @@ from tests.acceptance import scripts
 from tests.support.saved_tuners import changed_tuner, saved_fields
 from tests.support.searches.searches import farm_processes
 from tests.support.waiting import eventually
+from tunemq.stopper import MaximumTrialsStopper, TargetStopper
 from tunemq_scheduler.embedded import warm_farms
 from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
 from tunemq_shared.base.errors import ConfigError, JournalLocked, SearchFailed
@@ -194,6 +195,35 @@ def test_restore_resumes_trials_in_error_from_their_last_checkpoints(searched):
     )
     assert searched.executed().count((1.0, 1)) == searched.executed().count((1.0, 2)) == 1
     assert searched.executed().count((1.0, 3)) == 2, "the step that failed"
+
+
+@pytest.mark.parametrize("how", ["resume_errored", "restart_errored"])
+@pytest.mark.parametrize(
+    ("stop", "more", "told_why"),
+    [
+        (TargetStopper("loss", 2.0, "max"), TargetStopper("loss", 99.0, "max"), "the target 2"),
+        (MaximumTrialsStopper(2), MaximumTrialsStopper(3), "2 trials have ended"),
+    ],
+)
+def test_trials_in_error_stay_so_where_the_whole_search_would_stop_at_once(
+    searched, how, stop, more, told_why
+):
+    """They would end without an error and without a step, and could not be resumed again."""
+    space = {"x": tune.grid_search([1.0, 2.0, 3.0]), "saves": True, "steps": 2}
+    space["fails_at"] = tune.sample_from(lambda spec: 1 if spec.config.x == 1.0 else 99)
+    settings = tune.TuneConfig(metric="loss", mode="min", seed=1, max_concurrent_trials=1)
+    before = searched.fit(settings, stop=stop, **space)
+    assert before.num_errors == 1
+    Path(searched.space["fixed"]).touch()
+
+    if how == "resume_errored" or "target" in told_why:
+        with pytest.raises(ConfigError, match=f"1 of the trials in ERROR .*{told_why}"):
+            searched.restore(**{how: True})
+        assert told(searched.restore()) == told(before)
+
+    again = searched.restore(**{how: True}, run_config=tune.RunConfig(verbose=0, stop=more))
+    assert again.num_errors == 0
+    assert steps_of(again[0]) == [1, 2]
 
 
 def test_restore_restarts_trials_in_error_with_new_counts(searched):

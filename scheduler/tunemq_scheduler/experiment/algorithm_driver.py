@@ -248,9 +248,16 @@ class AlgorithmDriver:
             answers.append(m.HorizonSet(trial.trial_id, horizon))
         return answers
 
-    def enough(self) -> str:
-        """Return why a stopper ends the whole experiment now; empty if it does not."""
+    def enough(self, restarted: Iterable[str] = ()) -> str:
+        """Return why a stopper ends the whole experiment now; empty if it does not.
+
+        With ``restarted``: whether it would once these trials are restarted from scratch.
+        """
         stopper = self.stopper
+        if stopper is not None and restarted:
+            stopper = call_plugin("the stopper", copy.deepcopy, stopper)
+            for trial in restarted:
+                call_plugin("the stopper", stopper.on_trial_restart, trial)
         if stopper is not None and call_plugin("the stopper", stopper.stop_all):
             return reason_text(reason_of(stopper, "the experiment"))
         return ""

@@ -8,7 +8,7 @@ algorithms that know its contents. Nothing has been decided yet: the first turn 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.handlers.experiment_resumed import begins_anew
 from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.core.runner_snapshot import dump
 from tunemq_scheduler.core.trial_runner import TrialRunner
@@ -30,6 +31,7 @@ from tunemq_scheduler.output.pending_fsyncs import UnsyncedFiles
 from tunemq_scheduler.output.result_repair import ResultRepair
 from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.settings.saved_tuner import save_tuner
+from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition, first_that_holds
 
@@ -276,9 +278,22 @@ def resumption(
 
 
 def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: PreparedSearch) -> bool:
-    """Whether anything would run after this event; if not, there is nothing to start."""
-    runner, tune = opened.runner, prepared.tune
-    if event.also or (event.errored and runner.errored()):
+    """Whether anything would run after this event; if not, there is nothing to start.
+
+    Raises:
+        ConfigError: trials in ERROR are to run again, and the whole search would stop at once, so
+            that they would end without an error.
+    """
+    runner = opened.runner
+    errored = runner.errored()
+    again = [trial for trial in runner.revived_by(event) if trial in errored]
+    restarted = [trial for trial in again if begins_anew(event, trial)]
+    if again and (why := _enough(opened, prepared, restarted)):
+        raise ConfigError(
+            f"{len(again)} of the trials in ERROR cannot run again, because {why}. Nothing was "
+            "changed. Allow more: Tuner.restore(..., tune_config=, run_config=)."
+        )
+    if event.also or again:
         return True
     # An ended trial that is still live waits for its process to end or a checkpoint to be saved.
     if any(event.unfinished or trial.is_finished for trial in runner.live.values()):
@@ -286,11 +301,18 @@ def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: Prepa
     total = prepared.trials
     if total is not None and runner.suggested >= total:
         return False
-    if tune.budget_s is not None and opened.elapsed() >= tune.budget_s:
-        return False
     # An algorithm without a fixed number of trials reported the end itself.
     is_over = opened.was_exhausted and total is None
-    return not is_over and not opened.driver.algorithms.enough()
+    return not is_over and not _enough(opened, prepared)
+
+
+def _enough(opened: OpenExperiment, prepared: PreparedSearch, restarted: Sequence[str] = ()) -> str:
+    """Why the whole search would stop at once; empty if it would not."""
+    budget_s = prepared.tune.budget_s
+    if budget_s is not None and opened.elapsed() >= budget_s:
+        return f"the search has used up its time budget (time_budget_s={budget_s:g})"
+    why = opened.driver.algorithms.enough(restarted)
+    return f"the search has reached its stop criterion ({why})" if why else ""
 
 
 def _tried_again(opened: OpenExperiment, trials: tuple[str, ...]) -> tuple[str, ...]:

@@ -231,24 +231,33 @@ class TargetStopper(Stopper):
         if mode not in ("min", "max"):
             raise ConfigError(f"TargetStopper(mode={mode!r}): pass 'min' or 'max'.")
         self._metric, self._target, self._mode = metric, target, mode
-        #: The trials that reached the target.
-        self._there: set[str] = set()
+        #: The values with which trials reached the target.
+        self._there: dict[str, float] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether the trial has reached the target."""
         value = read_metric(result, self._metric)  # NaN reaches nothing
-        is_there = value <= self._target if self._mode == "min" else value >= self._target
+        is_there = self._reaches(value)
         if is_there:
-            self._there.add(trial_id)
-            self.reason = (
-                f"{self._metric} {value:g} of trial {trial_id} has reached the target "
-                f"{self._target:g}"
-            )
+            self._there[trial_id] = value
+            self._explain(trial_id)
         return is_there
+
+    def _explain(self, trial_id: str) -> None:
+        self.reason = (
+            f"{self._metric} {self._there[trial_id]:g} of trial {trial_id} has reached the target "
+            f"{self._target:g}"
+        )
+
+    def _reaches(self, value: float) -> bool:
+        return value <= self._target if self._mode == "min" else value >= self._target
 
     def stop_all(self) -> bool:
         """Return whether a trial has reached the target."""
-        return bool(self._there)
+        for trial_id in self._there:
+            self._explain(trial_id)
+            return True
+        return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any]) -> None:
         """Check the trial's last result."""
@@ -256,7 +265,7 @@ class TargetStopper(Stopper):
 
     def on_trial_restart(self, trial_id: str) -> None:
         """Forget that the trial reached the target."""
-        self._there.discard(trial_id)
+        self._there.pop(trial_id, None)
 
     def horizon(self, trial_id: str) -> Horizon | None:  # noqa: ARG002
         """Return the target with the mode ``max``; else ask about the next result."""
@@ -265,12 +274,13 @@ class TargetStopper(Stopper):
         return (Condition(self._metric, self._target),)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the trials that reached the target."""
-        return {"there": sorted(self._there)}
+        """Return the values with which trials reached the target."""
+        return {"there": self._there}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the state that `get_state` returned."""
-        self._there = set(state["there"])
+        """Restore the state that `get_state` returned; the target may differ."""
+        there = state["there"].items()
+        self._there = {trial: value for trial, value in there if self._reaches(value)}
 
 
 def _check_budget(who: str, name: str, value: Any) -> None:
