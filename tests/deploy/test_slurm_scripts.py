@@ -181,6 +181,24 @@ def test_job_near_its_walltime_ends_and_is_requeued_under_its_name(any_world):
     assert said.count(f"worker --name slurm-{job.array_id}-1 ") == 2
 
 
+def test_read_only_code_of_a_search_does_not_keep_a_job_from_being_requeued(tmp_path):
+    """Folders of code are read-only, and only root can remove files from such a folder."""
+    as_user = "/usr/bin/env -S setpriv --bounding-set=-dac_override,-fowner "
+    world = World(tmp_path, shell=f"{as_user if os.getuid() == 0 else ''}/bin/sh")
+    code = 'w=${*#*--workdir }; w=${w%% *}/code; mkdir "$w"; touch "$w/a"; chmod 500 "$w"; '
+    world.program.write_text(_PROGRAM.replace("echo waiting", f"{code} echo waiting"))
+    try:
+        job = world.starts()
+        (workdir,) = (world.slurm.folder / "scratch" / job.shown).iterdir()
+        world.slurm.walltime_nears(job)
+        said = world.says(job, "waiting", times=2)
+        assert (job.codes, job.ends) == ([0], ["REQUEUED"])
+        assert "cannot remove" not in said
+        assert [path.name for path in workdir.iterdir()] == ["code"]  # of the second start
+    finally:
+        world.slurm.close()
+
+
 def test_array_task_whose_walltime_ends_disturbs_no_other_task(world):
     jobs = world.slurm.sbatch("--array=1-2", _BATCH, "worker", world.config)
     first, second = jobs

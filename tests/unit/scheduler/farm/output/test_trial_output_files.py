@@ -203,7 +203,7 @@ def test_s15_fifo_or_link_with_a_guessed_temporary_name_is_not_written_to(
     assert elsewhere.read_bytes() == b""
 
 
-def test_s15_endless_file_of_what_is_known_is_read_up_to_a_limit(printed, tmp_path):
+def test_s15_endless_file_of_offsets_is_read_up_to_a_limit(printed, tmp_path):
     printed.come(chunk(0, b"one\n"))
     os.truncate(tmp_path / ".output-known", 2**42)  # a hole of 4 TiB
     Printed(tmp_path).come(chunk(0, b"one\ntwo\n"))
