@@ -12,8 +12,10 @@ import msgspec
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import TransportError
+from tunemq_shared.protocol.message_limits import MOST_OF_NODE, NAME_CHARACTERS
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
 from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
+from tunemq_shared.trainable.resource_names import GPU
 
 #: Limits for a node's withheld devices, which are written into every journal; a node may lie.
 _MOST_WITHHELD: Final = 64
@@ -39,7 +41,21 @@ def read_registration(data: bytes) -> NodeRegistration:
     ):
         if theirs != ours:
             raise TransportError(_mismatch(registration.node, what, theirs, ours))
+    check_gpus(registration.node, registration.resources)
     return registration
+
+
+def check_gpus(node: str, resources: Mapping[str, float]) -> None:
+    """Check how many GPUs a node claims to have: placement considers each of them.
+
+    Raises:
+        TransportError: no machine has as many.
+    """
+    if resources.get(GPU, 0.0) > MOST_OF_NODE:
+        raise TransportError(
+            f"Node {node[:NAME_CHARACTERS]} is refused: it says that it has {resources[GPU]:g} GPUs,"
+            f" and {MOST_OF_NODE:,} are possible."
+        )
 
 
 def joined(registration: NodeRegistration) -> NodeJoined:

@@ -257,6 +257,17 @@ def test_s15_process_that_names_too_many_nodes_is_killed(experiment):
     assert "it named 4,097 nodes, and 4,096 are possible" in process_exit.text
 
 
+@pytest.mark.parametrize("field", ["nodes", "away"])
+def test_s15_process_that_names_a_node_with_an_impossible_number_of_gpus_is_killed(
+    experiment, field
+):
+    node = m.NodeJoined("i", "n", "h", "127.0.0.1", {"gpu": 2.0**53})
+    experiment.say(r.encode(r.ExperimentAttached(redis_keys.events("x1"), **{field: (node,)})))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it says that it has 9.0072e+15 GPUs, and 1,024 are possible" in process_exit.text
+
+
 def test_s15_process_that_orders_more_than_a_node_can_take_is_killed(experiment, monkeypatch):
     """An assignment is that of all searches of a node: a node would refuse it as too long."""
     trials = DesiredState("node", term=1).orders(redis_keys.events("x1"))

@@ -354,6 +354,15 @@ def test_registration_with_an_impossible_amount_is_ignored_with_a_note(field, am
     assert registry.nodes == {}
 
 
+def test_s15_registration_with_an_impossible_number_of_gpus_is_ignored_with_a_note():
+    registry = registry_of()
+    assert register(registry, resources={"gpu": 1025.0}) == []
+    assert "it says that it has 1025 GPUs, and 1,024" in registry.rejections.notices()[0]
+    assert registry.nodes == {}
+    register(registry, resources={"gpu": 1024.0})
+    assert list(registry.nodes) == ["inc1"]
+
+
 @pytest.mark.parametrize("number", [-1, 2**64 - 1, 10**300])
 @pytest.mark.parametrize("lease", ["1:{}:1", "1:1:{}"])
 def test_lease_with_impossible_numbers_confirms_no_orders(lease, number):
