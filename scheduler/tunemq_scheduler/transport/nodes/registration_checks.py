@@ -53,8 +53,8 @@ def check_gpus(node: str, resources: Mapping[str, float]) -> None:
     """
     if resources.get(GPU, 0.0) > MOST_OF_NODE:
         raise TransportError(
-            f"Node {node[:NAME_CHARACTERS]} is refused: it says that it has {resources[GPU]:g} GPUs,"
-            f" and {MOST_OF_NODE:,} are possible."
+            f"Node {node[:NAME_CHARACTERS]} is refused: it says that it has {resources[GPU]:g}"
+            f" GPUs, and {MOST_OF_NODE:,} are possible."
         )
 
 
