@@ -9,10 +9,10 @@ with `pip install syne-tune huggingface_hub` into a separate environment, and ma
 third.
 
 BOHB has its own search algorithm, the others use random search: there each seed draws the same
-configurations for all schedulers. *Regret* is the best value so far minus
-the best possible; *worker time* counts the time of all busy workers, in units of what 256 full
-trainings take on average. FIFO trains 256 configurations; the others get half of that time. It
-writes `results/simulator.json`, from which the third command draws docs/simulator.svg.
+configurations for all schedulers. *Regret* is the best value so far minus the best possible;
+*worker time* counts the time of all busy workers, in units of what 256 full trainings take on
+average. FIFO trains 256 configurations; the others get half of that time. It writes
+`results/simulator.json`, from which the third command draws docs/simulator.svg.
 """
 
 from __future__ import annotations

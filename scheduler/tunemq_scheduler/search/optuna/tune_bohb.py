@@ -307,7 +307,7 @@ class TuneBOHB(Searcher):
 
     def _report(self, trial_id: str, result: dict[str, Any]) -> None:
         step = result.get(TRAINING_ITERATION)
-        if not is_whole(step):
+        if step is None or not is_whole(step):
             return
         value = read_number(result, metric_names(self._metric)[0])
         self._learn(trial_id, self._observations.report(trial_id, int(step), value))
