@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tunemq.testing import simulate
+from tunemq_scheduler.schedulers import HyperBandScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -280,6 +282,43 @@ def test_results_and_ends_reach_the_searcher_once() -> None:
     algorithm.on_trial_complete("t0", {"loss": 1}, error=True)
     assert searcher.results == searcher.pauses == ["t0"]
     assert searcher.ends == [("t0", {"loss": 1}, True)]
+
+
+class Notes(PlainSearcher):
+    """Notes each call with its trial, and the step of a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, str, int]] = []
+        self.newest: dict[str, int] = {}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.newest[trial_id] = result["training_iteration"]
+        self.calls.append(("result", trial_id, self.newest[trial_id]))
+
+    def on_trial_pause(self, trial_id: str) -> None:
+        self.calls.append(("pause", trial_id, self.newest[trial_id]))
+
+
+@pytest.mark.parity(173)
+def test_pauses_reach_the_searcher_directly_after_their_results() -> None:
+    searcher = Notes()
+    search = simulate(
+        HyperBandScheduler(max_t=9, reduction_factor=3),
+        searcher,
+        lambda config, step: {"loss": config["x"] + 1 / step},
+        metric="loss",
+        mode="min",
+        num_samples=17,
+        workers=4,
+    )
+    calls = searcher.calls
+    pauses = [place for place, call in enumerate(calls) if call[0] == "pause"]
+    decided = [one for one in search.decisions if one.action == "PAUSE"]
+    assert len(pauses) == len(decided) > 10
+    assert [calls[place][2] for place in pauses] == [one.step for one in decided]
+    for place in pauses:
+        assert calls[place - 1] == ("result", *calls[place][1:])
 
 
 def test_batch_is_reported_when_all_its_trials_have_ended() -> None:
