@@ -111,8 +111,9 @@ def test_budget_of_the_model_is_the_largest_with_enough_observations() -> None:
 
 def test_budget_with_more_observations_does_not_replace_a_larger_one() -> None:
     found = BudgetObservations(enough=2)
-    for trial, step in [("a", 9), ("b", 9), ("c", 3), ("d", 3), ("e", 3)]:
+    for trial, step in [("c", 3), ("a", 9), ("b", 9), ("d", 3), ("e", 3)]:
         found.report(trial, step, 0.5)
+        assert found.model_budget == (9 if trial in "bde" else None)
         found.compare(trial)
     assert found.model_budget == 9
     assert not found.is_observed("c")
@@ -524,6 +525,9 @@ def test_paused_trials_do_not_count_against_the_limit() -> None:
     suggest(algorithm, 1)
     assert algorithm.suggest(2, "t2") is None
     report(algorithm, 0, 1, 0.5, pause=True)
+    state = algorithm.get_state()
+    algorithm = search(max_concurrent=2)
+    algorithm.set_state(json.loads(json.dumps(state)))
     suggest(algorithm, 2)
     assert algorithm.suggest(3, "t3") is None
     report(algorithm, 0, 2, 0.5)
