@@ -1,4 +1,4 @@
-"""Compares trial schedulers by regret over worker time: 64 workers, 50 seeds, random search.
+"""Compares trial schedulers by regret over worker time: 64 workers, 50 seeds.
 
     python -m benchmarks.simulator.compare
     python -m benchmarks.simulator.compare --syne-python /somewhere/syne/bin/python
@@ -8,10 +8,11 @@ The second command adds Syne Tune's searches on its own simulator and the record
 with `pip install syne-tune huggingface_hub` into a separate environment, and matplotlib for the
 third.
 
-Each seed draws the same configurations for all schedulers. *Regret* is the best value so far minus
-the best possible; *worker time* counts the time of all busy workers, in units of what 256 full
-trainings take on average. FIFO trains 256 configurations; the others get half of that time. It
-writes `results/simulator.json`, from which the third command draws docs/simulator.svg.
+BOHB has its own search algorithm, the others use random search: there each seed draws the same
+configurations for all schedulers. *Regret* is the best value so far minus the best possible;
+*worker time* counts the time of all busy workers, in units of what 256 full trainings take on
+average. FIFO trains 256 configurations; the others get half of that time. It writes
+`results/simulator.json`, from which the third command draws docs/simulator.svg.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tunemq.schedulers import (
     PASHA,
     ASHAScheduler,
     FIFOScheduler,
+    HyperBandForBOHB,
     HyperBandScheduler,
     MedianStoppingRule,
     TrialScheduler,
@@ -43,7 +45,6 @@ STEPS: Final = 27
 #: A point of a curve: worker time as a part of the budget, and regret.
 Point = tuple[float, float]
 
-# BOHB belongs here once there is one: HyperBandForBOHB with its search algorithm.
 METHODS: Final[dict[str, Callable[[], TrialScheduler]]] = {
     "random search (FIFO)": FIFOScheduler,
     "ASHA": lambda: ASHAScheduler(max_t=STEPS, reduction_factor=3),
@@ -51,7 +52,10 @@ METHODS: Final[dict[str, Callable[[], TrialScheduler]]] = {
     "HyperBand": lambda: HyperBandScheduler(max_t=STEPS, reduction_factor=3),
     "PASHA": lambda: PASHA(max_t=STEPS, reduction_factor=3),
     "median stopping": lambda: MedianStoppingRule("training_iteration", grace_period=1),
+    "BOHB": lambda: HyperBandForBOHB(max_t=STEPS, reduction_factor=3),
 }
+#: The search algorithms of methods that do not use random search.
+SEARCHERS: Final = {"BOHB": "bohb"}
 RECORDED: Final = "digits_mlp"
 FIFO: Final = "random search (FIFO)"
 
@@ -119,7 +123,7 @@ def regret(problem: str, name: str, seed: int, workers: int) -> list[Point]:
     is_fifo = name == FIFO
     found = simulate(
         METHODS[name](),
-        None,
+        SEARCHERS.get(name),
         curves,
         metric=metric,
         mode="min",

@@ -10,6 +10,7 @@ import pytest
 
 import tunemq
 import tunemq.schedulers
+import tunemq.search.bohb
 import tunemq.stopper
 import tunemq.testing
 
@@ -23,7 +24,9 @@ def test_example_of_a_public_name_works(name: str) -> None:
     assert run_examples(public, name), f"{name} has no example"
 
 
-@pytest.mark.parametrize("module", [tunemq.schedulers, tunemq.stopper, tunemq.testing])
+@pytest.mark.parametrize(
+    "module", [tunemq.schedulers, tunemq.search.bohb, tunemq.stopper, tunemq.testing]
+)
 def test_examples_of_public_modules_work(module: ModuleType) -> None:
     assert sum(run_examples(getattr(module, name), name) for name in module.__all__)
 

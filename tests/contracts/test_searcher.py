@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tunemq.testing import simulate
+from tunemq_scheduler.schedulers import HyperBandScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -21,6 +23,7 @@ from tunemq_scheduler.search import (
 )
 from tunemq_scheduler.search.domain_types import Domain
 from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
 from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.search.space import children
 from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
@@ -40,6 +43,7 @@ class PlainSearcher(Searcher):
         self.configs: dict[str, dict[str, Any]] = {}
         self.ends: list[tuple[str, Any, bool]] = []
         self.results: list[str] = []
+        self.pauses: list[str] = []
         self.points: list[tuple[dict[str, Any], float]] = []
 
     def set_search_properties(self, metric: Any, mode: Any, config: Any) -> bool:  # type: ignore[override]
@@ -51,6 +55,9 @@ class PlainSearcher(Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self.results.append(trial_id)
+
+    def on_trial_pause(self, trial_id: str) -> None:
+        self.pauses.append(trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -68,6 +75,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "optuna": OptunaSearch,
     "limited optuna": lambda: ConcurrencyLimiter(OptunaSearch(), 3),
     "batched optuna": lambda: ConcurrencyLimiter(OptunaSearch(), 3, batch=True),
+    "bohb": TuneBOHB,
+    "limited bohb": lambda: ConcurrencyLimiter(TuneBOHB(), 3),
+    "batched bohb": lambda: ConcurrencyLimiter(TuneBOHB(), 3, batch=True),
     "plain": PlainSearcher,
     "limited plain": lambda: ConcurrencyLimiter(PlainSearcher(), 3),
 }
@@ -92,7 +102,8 @@ def play(algorithm: SearchGenerator, first: int = 0, limit: int = 50) -> list[Su
         if answer is Searcher.FINISHED:
             break
         assert isinstance(answer, Suggestion)
-        algorithm.on_trial_complete(f"t{n}", {"loss": answer.config["x"]})
+        result = {"loss": answer.config["x"], "training_iteration": 1}
+        algorithm.on_trial_complete(f"t{n}", result)
         found.append(answer)
     return found
 
@@ -154,7 +165,8 @@ def test_resumed_search_gives_only_the_remaining_configurations(
     resumed = make()
     for n, suggestion in enumerate(whole[:5]):
         resumed.on_trial_restored(n, f"t{n}", suggestion.config)
-        resumed.on_trial_complete(f"t{n}", {"loss": suggestion.config["x"]})
+        result = {"loss": suggestion.config["x"], "training_iteration": 1}
+        resumed.on_trial_complete(f"t{n}", result)
     rest = play(resumed, first=5)
     assert len(rest) == 7
     if not isinstance(innermost(resumed.searcher), PlainSearcher):
@@ -178,6 +190,7 @@ def test_all_kinds_of_ends_are_accepted(make: Callable[..., SearchGenerator]) ->
         algorithm.suggest(n, f"t{n}")
     if algorithm.wants_results:
         algorithm.on_trial_result("t0", {"loss": 3, "training_iteration": 1})
+    algorithm.on_trial_pause("t0")
     algorithm.on_trial_complete("t0", {"loss": 3}, stopped_early=True)
     algorithm.on_trial_complete("t1", None, error=True)
     algorithm.on_trial_complete("t2", {"loss": float("nan")})
@@ -203,11 +216,12 @@ def test_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     for n in range(3):
         algorithm.on_trial_restored(n, f"t{n}", {"x": n})
     algorithm.on_trial_result("t0", {"loss": 1})
+    algorithm.on_trial_pause("t0")
     algorithm.on_trial_complete("t0", {"loss": 4.0})
     algorithm.on_trial_complete("t1", {"loss": 4.0}, error=True)
     algorithm.on_trial_complete("t2", None)
     assert searcher.points == [({"x": 0}, 4.0)]
-    assert searcher.results == searcher.ends == []
+    assert searcher.results == searcher.pauses == searcher.ends == []
     assert caplog.text.count("PlainSearcher cannot restore the trials") == 1
 
 
@@ -264,9 +278,47 @@ def test_results_and_ends_reach_the_searcher_once() -> None:
     assert algorithm.wants_results
     algorithm.suggest(0, "t0")
     algorithm.on_trial_result("t0", {"loss": 1})
+    algorithm.on_trial_pause("t0")
     algorithm.on_trial_complete("t0", {"loss": 1}, error=True)
-    assert searcher.results == ["t0"]
+    assert searcher.results == searcher.pauses == ["t0"]
     assert searcher.ends == [("t0", {"loss": 1}, True)]
+
+
+class Notes(PlainSearcher):
+    """Notes each call with its trial, and the step of a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, str, int]] = []
+        self.newest: dict[str, int] = {}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.newest[trial_id] = result["training_iteration"]
+        self.calls.append(("result", trial_id, self.newest[trial_id]))
+
+    def on_trial_pause(self, trial_id: str) -> None:
+        self.calls.append(("pause", trial_id, self.newest[trial_id]))
+
+
+@pytest.mark.parity(173)
+def test_pauses_reach_the_searcher_directly_after_their_results() -> None:
+    searcher = Notes()
+    search = simulate(
+        HyperBandScheduler(max_t=9, reduction_factor=3),
+        searcher,
+        lambda config, step: {"loss": config["x"] + 1 / step},
+        metric="loss",
+        mode="min",
+        num_samples=17,
+        workers=4,
+    )
+    calls = searcher.calls
+    pauses = [place for place, call in enumerate(calls) if call[0] == "pause"]
+    decided = [one for one in search.decisions if one.action == "PAUSE"]
+    assert len(pauses) == len(decided) > 10
+    assert [calls[place][2] for place in pauses] == [one.step for one in decided]
+    for place in pauses:
+        assert calls[place - 1] == ("result", *calls[place][1:])
 
 
 def test_batch_is_reported_when_all_its_trials_have_ended() -> None:

@@ -32,6 +32,7 @@ from tunemq_scheduler.schedulers import (
     PopulationBasedTrainingReplay,
     TrialScheduler,
 )
+from tunemq_scheduler.search import BasicVariantGenerator, Searcher
 from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.code.config_packing import pack_config
 from tunemq_shared.protocol import messages as m
@@ -100,6 +101,7 @@ class FaultySearch:
         interrupts: int = 0,
         clock_jumps: int = 0,
         errored: str = "",
+        make_search: Callable[[], Searcher] = BasicVariantGenerator,
         trials: int = 8,
         max_t: int = 9,
         nodes: int = 3,
@@ -123,7 +125,9 @@ class FaultySearch:
             max_node_losses=max_node_losses,
             max_storage_failures=max_storage_failures,
         )
-        self.problem = Problem(make_scheduler, seed=seed, trials=trials, max_t=max_t)
+        self.problem = Problem(
+            make_scheduler, seed=seed, trials=trials, max_t=max_t, make_search=make_search
+        )
         simulation = SimulationSettings(
             nodes=nodes, resources={"cpu": cpus}, gpus=gpus, seed=seed, uploads=uploads
         )

@@ -19,11 +19,13 @@ from tunemq_scheduler.schedulers import (
     PB2,
     ASHAScheduler,
     FIFOScheduler,
+    HyperBandForBOHB,
     HyperBandScheduler,
     PopulationBasedTraining,
     TrialScheduler,
 )
 from tunemq_scheduler.search.domains import loguniform
+from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import Condition
 
@@ -169,6 +171,15 @@ def hyperband_with_everything(seed: int) -> FaultySearch:
     return everything(seed, make_scheduler=hyperband, trials=36)
 
 
+def bohb_with_everything(seed: int) -> FaultySearch:
+    """All faults at once, while a model of all results suggests configurations."""
+
+    def hyperband_for_bohb() -> TrialScheduler:
+        return HyperBandForBOHB(max_t=MAX_T, reduction_factor=3)
+
+    return everything(seed, make_scheduler=hyperband_for_bohb, make_search=TuneBOHB, trials=36)
+
+
 def pbt_with_everything(seed: int) -> FaultySearch:
     """All faults at once, while trials take over the states of others."""
 
@@ -257,6 +268,7 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
         f23_bad_devices,
         everything,
         hyperband_with_everything,
+        bohb_with_everything,
         pbt_with_everything,
         pb2_with_everything,
     )

@@ -54,6 +54,11 @@ def test_all_faults_at_once_keep_every_invariant_of_hyperband(part: int) -> None
 
 
 @pytest.mark.parametrize("part", range(4))
+def test_all_faults_at_once_keep_every_invariant_and_suggestion_of_bohb(part: int) -> None:
+    check_everything(range(part, 24, 4), "bohb_with_everything")
+
+
+@pytest.mark.parametrize("part", range(4))
 def test_all_faults_at_once_keep_every_invariant_of_pbt(part: int) -> None:
     check_everything(range(part, 60, 4), "pbt_with_everything")
 

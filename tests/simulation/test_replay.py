@@ -19,6 +19,7 @@ from tunemq_scheduler.schedulers import (
     PASHA,
     ASHAScheduler,
     FIFOScheduler,
+    HyperBandForBOHB,
     HyperBandScheduler,
     MedianStoppingRule,
     MultiObjectiveASHA,
@@ -32,6 +33,7 @@ from tunemq_scheduler.search import (
     Searcher,
 )
 from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
 from tunemq_scheduler.stopping.budget import (
     GPUHoursStopper,
     MaximumTrialsStopper,
@@ -129,6 +131,9 @@ SEARCHES: dict[str, Callable[[], Searcher]] = {
     "optuna_limited": lambda: ConcurrencyLimiter(OptunaSearch(), 2),
     "optuna_batches": lambda: ConcurrencyLimiter(OptunaSearch(), 3, batch=True),
     "optuna_sampler": lambda: OptunaSearch(sampler=optuna.samplers.RandomSampler(seed=3)),
+    "bohb": lambda: TuneBOHB(points_to_evaluate=POINTS),
+    "bohb_model": lambda: TuneBOHB(bohb_config={"random_fraction": 0.0}),
+    "bohb_limited": lambda: TuneBOHB(max_concurrent=2),
     "users_own": Greedy,
     "users_own_with_state": lambda: Greedy(offers_state=True),
 }
@@ -140,6 +145,7 @@ SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     "pasha": lambda: PASHA(max_t=9, reduction_factor=2),
     "moasha": lambda: MultiObjectiveASHA(["loss", "training_iteration"], "min", max_t=9),
     "hyperband": lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
+    "hyperband_for_bohb": lambda: HyperBandForBOHB(max_t=9, reduction_factor=3),
     "median": lambda: MedianStoppingRule("training_iteration", grace_period=3, hard_stop=False),
     "users_own": Halving,
     "users_own_rounds": Rounds,
@@ -161,6 +167,10 @@ MIXES = [
     *(("random", scheduler, "none") for scheduler in SCHEDULERS if scheduler != "fifo"),
     *(("random", "fifo", stopper) for stopper in STOPPERS if stopper != "none"),
     ("optuna", "asha", "trial_plateau"),
+    ("bohb", "hyperband_for_bohb", "none"),
+    ("bohb_model", "hyperband_for_bohb", "none"),
+    ("bohb_limited", "hyperband_for_bohb", "trial_plateau"),
+    ("bohb_model", "asha_promotion", "none"),
     ("users_own_with_state", "asha_brackets", "combined"),
 ]
 #: Algorithms without saved state replay all events.

@@ -79,7 +79,10 @@ def test_imports_of_a_trial_load_no_client_and_no_array_library():
 
 def test_no_submodule_imports_a_client_or_an_array_library():
     """The processes of a script's trials repeat its imports."""
-    modules = [f"tunemq.{name}" for name in (*SUBMODULES, "search.basic_variant", "search.optuna")]
+    modules = [
+        f"tunemq.{name}"
+        for name in (*SUBMODULES, "search.basic_variant", "search.optuna", "search.bohb")
+    ]
     loaded = python(f"import sys, {', '.join(modules)}; print(*sys.modules)").split()
 
     assert not {name.partition(".")[0] for name in loaded} & {*HEAVY}

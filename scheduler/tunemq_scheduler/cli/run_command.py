@@ -69,7 +69,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add(
         "--num-samples", "N", "number of samples from the space; of a grid, number of passes", whole
     )
-    add("--search", "NAME", "random (the default) or optuna; options as for --scheduler")
+    add("--search", "NAME", "random (the default), optuna or bohb; options as for --scheduler")
     add("--scheduler", "NAME", "fifo (the default), or NAME and arguments: asha,max_t=81")
     add(
         "--max-concurrent", "N", "number of trials that run at once; default: as many as fit", whole

@@ -195,17 +195,19 @@ class AlgorithmDriver:
     def told(
         self, trial: TrialView, event: m.ResultReported, answers: Iterable[m.AlgorithmAnswer]
     ) -> None:
-        """Pass a recorded result to the search algorithm.
+        """Pass a recorded result to the search algorithm, and whether it pauses the trial.
 
         Args:
             trial: the trial's view.
             event: the result.
             answers: the decisions about it; `ended` reports a trial's last result.
         """
-        is_last = any(isinstance(one, m.DecisionMade) and one.decision == m.STOP for one in answers)
-        if self.search.wants_results and not is_last:
+        decisions = {one.decision for one in answers if isinstance(one, m.DecisionMade)}
+        if self.search.wants_results and m.STOP not in decisions:
             shown = self._shown(trial.full_result(event))
             _ask_search(self.search.on_trial_result, trial.trial_id, shown)
+        if m.PAUSE in decisions:
+            _ask_search(self.search.on_trial_pause, trial.trial_id)
 
     @property
     def observes(self) -> bool:

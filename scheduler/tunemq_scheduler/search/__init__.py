@@ -1,6 +1,7 @@
 """Search spaces, and the algorithms that choose configurations from them.
 
-`OptunaSearch` is loaded on first use, so that importing this package does not import Optuna.
+`OptunaSearch` and `TuneBOHB` are loaded on first use, so that importing this package imports no
+module that uses Optuna.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tunemq_scheduler.search.searcher import Searcher
 
 if TYPE_CHECKING:
     from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+    from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
 
 __all__ = [
     "BasicVariantGenerator",
@@ -38,6 +40,7 @@ __all__ = [
     "SearchGenerator",
     "Searcher",
     "Suggestion",
+    "TuneBOHB",
     "choice",
     "create_searcher",
     "grid_search",
@@ -61,4 +64,8 @@ def __getattr__(name: str) -> Any:
         from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 
         return OptunaSearch
+    if name == "TuneBOHB":
+        from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
+
+        return TuneBOHB
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

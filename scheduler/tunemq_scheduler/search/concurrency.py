@@ -83,6 +83,10 @@ class ConcurrencyLimiter(Searcher):
         """Pass the result to the searcher."""
         self.searcher.on_trial_result(trial_id, result)
 
+    def on_trial_pause(self, trial_id: str) -> None:
+        """Pass the pause to the searcher."""
+        self.searcher.on_trial_pause(trial_id)
+
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:

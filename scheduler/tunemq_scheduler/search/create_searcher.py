@@ -9,15 +9,15 @@ from tunemq_scheduler.search.concurrency import ConcurrencyLimiter
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_shared.base.errors import ConfigError
 
-_NAMES = ("random", "variant_generator", "optuna")
+_NAMES = ("random", "variant_generator", "optuna", "bohb")
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
     """Create a search algorithm by its name.
 
     Args:
-        search_alg (str): ``"random"`` (also ``"variant_generator"``), or ``"optuna"``, which needs
-            the extra ``optuna``.
+        search_alg (str): ``"random"`` (also ``"variant_generator"``); ``"optuna"`` and ``"bohb"``,
+            which need the extra ``optuna``.
         **kwargs: arguments of the algorithm's class.
 
     Returns:
@@ -39,6 +39,10 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
             from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 
             return OptunaSearch(**kwargs)
+        case "bohb":
+            from tunemq_scheduler.search.optuna.tune_bohb import TuneBOHB
+
+            return TuneBOHB(**kwargs)
         case _:
             raise ConfigError(
                 f"the search algorithm {search_alg!r} is unknown; use one of {', '.join(_NAMES)}."

@@ -180,6 +180,11 @@ class SearchGenerator(Stateful):
         if trial_id not in self._strangers:
             self.searcher.on_trial_result(trial_id, result)
 
+    def on_trial_pause(self, trial_id: str) -> None:
+        """Tell the searcher that a trial was paused at its newest result."""
+        if trial_id not in self._strangers:
+            self.searcher.on_trial_pause(trial_id)
+
     def on_trial_complete(
         self,
         trial_id: str,

@@ -15,8 +15,9 @@ class Searcher(Stateful, ABC):
     **Threads.** One thread at a time calls it, and calls never overlap.
 
     **Order.** `set_search_properties` is called once, first. Then, for each trial: `suggest`, any
-    number of `on_trial_result`, one `on_trial_complete`. Trials overlap; results arrive in the
-    journal's order.
+    number of `on_trial_result`, an `on_trial_pause` behind each result at which the trial scheduler
+    pauses the trial, one `on_trial_complete`. Trials overlap; results arrive in the journal's
+    order.
 
     **Answers are journalled.** The return value of `suggest` is journalled before a trial runs, and
     never requested again. The returned dict belongs to the caller.
@@ -100,6 +101,9 @@ class Searcher(Stateful, ABC):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Called when a trial reported a result that is not its last."""
+
+    def on_trial_pause(self, trial_id: str) -> None:
+        """Called when the trial scheduler paused a trial at its newest result."""
 
     @abstractmethod
     def on_trial_complete(

@@ -289,7 +289,8 @@ class HyperBandForBOHB(HyperBandScheduler):
     """`HyperBandScheduler` as BOHB uses it: each band begins with the bracket of the most trials.
 
     S. Falkner, A. Klein, F. Hutter: BOHB: Robust and Efficient Hyperparameter Optimization at
-    Scale, ICML 2018 (arXiv:1807.01774), section 4.
+    Scale, ICML 2018 (arXiv:1807.01774), section 4. The search algorithm of BOHB is
+    `tunemq.search.bohb.TuneBOHB`.
     """
 
     _LARGEST_FIRST = True

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from tunemq_scheduler.search.objective import (
     read_number,
     settle_objective,
 )
+from tunemq_scheduler.search.optuna.optuna_library import import_optuna, quiet, unflatten
 from tunemq_scheduler.search.optuna.optuna_space import (
     ConfigMismatch,
     check_space,
@@ -76,7 +77,7 @@ class OptunaSearch(Searcher):
         evaluated_rewards: Sequence[float] | None = None,
     ) -> None:
         super().__init__(metric, mode)
-        samplers = _import_optuna().samplers
+        samplers = self._optuna.samplers
         if sampler is not None and not isinstance(sampler, samplers.BaseSampler):
             raise ConfigError(
                 f"OptunaSearch(sampler={sampler!r}): one of optuna.samplers is needed."
@@ -102,7 +103,7 @@ class OptunaSearch(Searcher):
 
     @property
     def _optuna(self) -> ModuleType:
-        return _import_optuna()  # a module in an attribute could not be copied
+        return import_optuna("OptunaSearch")  # a module in an attribute could not be copied
 
     def _read_own_space(self, space: Any) -> None:
         if space is None or callable(space):
@@ -119,7 +120,7 @@ class OptunaSearch(Searcher):
                 )
             self._distributions = flat
         self._space = read_space(space)
-        check_space(self._space)
+        check_space(self._space, "OptunaSearch")
 
     def set_search_properties(
         self, metric: Metric, mode: Mode, config: dict[str, Any], **spec: Any
@@ -140,7 +141,7 @@ class OptunaSearch(Searcher):
         takes_config = self._space is None
         if takes_config:
             self._space = read_space(config)
-            check_space(self._space)
+            check_space(self._space, "OptunaSearch")
             if not any(True for _ in variables(self._space)):
                 raise SearchSpaceError(
                     "OptunaSearch has nothing to search: param_space has only constants; write "
@@ -159,7 +160,7 @@ class OptunaSearch(Searcher):
 
     def _new_study(self, trials: Iterable[FrozenTrial] = ()) -> None:
         directions = ["minimize" if m == "min" else "maximize" for m in metric_names(self._mode)]
-        with self._quiet():
+        with quiet(self._optuna):
             self._study = study = self._optuna.create_study(
                 directions=directions,
                 sampler=self._sampler or self._seeded_sampler(),
@@ -192,7 +193,7 @@ class OptunaSearch(Searcher):
         study = self._begun()
         if self._is_stopped:
             return Searcher.FINISHED
-        with self._quiet():
+        with quiet(self._optuna):
             if self._sampler is None:
                 study.sampler = self._seeded_sampler()
             if self._calls < len(self._points):
@@ -236,7 +237,7 @@ class OptunaSearch(Searcher):
         values = [read_number(result or {}, metric) for metric in metrics]
         failed = error or any(value is None for value in values)
         states = self._optuna.trial.TrialState
-        with self._quiet():
+        with quiet(self._optuna):
             if failed:
                 self._begun().tell(number, state=states.FAIL, skip_if_finished=True)
             else:
@@ -383,23 +384,10 @@ class OptunaSearch(Searcher):
         self._calls, self._numbers = state["calls"], dict(state["numbers"])
         self._is_stopped = state.get("is_stopped", False)
 
-    # --- Optuna's output --------------------------------------------------------------------------
-
     def _begun(self) -> Study:
         if self._study is None:
             raise ConfigError("OptunaSearch is used before set_search_properties.")
         return self._study
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """Keep Optuna from logging every study and trial to the terminal."""
-        logging = self._optuna.logging
-        before = logging.get_verbosity()
-        logging.set_verbosity(max(before, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.set_verbosity(before)
 
 
 def _contains(config: dict[str, Any], suggested: dict[str, Any]) -> bool:
@@ -411,26 +399,3 @@ def _contains(config: dict[str, Any], suggested: dict[str, Any]) -> bool:
         or (path in whole and (same(whole[path], value) or repr_of(whole[path]) == repr_of(value)))
         for path, value in flatten(suggested).items()
     )
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts from names joined by ``/``."""
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        *outer, last = name.split("/") if isinstance(name, str) else [name]
-        node = nested
-        for key in outer:
-            node = node.setdefault(key, {})
-        node[last] = value
-    return nested
-
-
-def _import_optuna() -> ModuleType:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError(
-            "OptunaSearch needs Optuna, which is not installed: pip install 'optuna>=4'"
-        ) from error
-    module: ModuleType = optuna
-    return module

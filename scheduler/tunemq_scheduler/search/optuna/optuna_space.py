@@ -50,27 +50,35 @@ class ConfigMismatch(Exception):
     """A configuration does not fit the space."""
 
 
-def check_space(space: Any) -> None:
+def check_space(space: Any, who: str) -> None:
     """Check that Optuna has a distribution for every domain of a space.
 
     Raises:
-        SearchSpaceError: it has not; the message names the place and what to use instead.
+        SearchSpaceError: it has not; the message names the class ``who``, the place, and what to
+            use instead.
     """
     for path, domain in variables(space):
-        _check_domain(domain, path)
+        _check_domain(domain, path, who)
 
 
-def _check_domain(domain: Domain, path: SpacePath) -> None:
+def _check_domain(domain: Domain, path: SpacePath, who: str) -> None:
     if isinstance(domain, Choice):
         for option in domain.categories:
             for inner_path, inner in variables(option, path):
-                _check_domain(inner, inner_path)
+                _check_domain(inner, inner_path, who)
     elif not isinstance(domain, Float | Integer | Function):
         instead = {"Normal": "uniform or loguniform", "GridSearch": "choice"}
         raise SearchSpaceError(
-            f"{path_name(path)}: OptunaSearch does not know {domain!r}; "
+            f"{path_name(path)}: {who} does not know {domain!r}; "
             f"use {instead.get(type(domain).__name__, 'another domain')} there."
         )
+
+
+def count_parameters(space: Any) -> int:
+    """Return the number of a space's parameters, including those inside the options of choices."""
+    found = [domain for _, domain in variables(space) if not isinstance(domain, Function)]
+    options = [one for domain in found if isinstance(domain, Choice) for one in domain.categories]
+    return len(found) + sum(map(count_parameters, options))
 
 
 def suggest(space: Any, chooser: ParameterChooser, name: str = "") -> Any:
