@@ -122,7 +122,9 @@ class CheckpointCache:
         self._others: dict[CachedCheckpoint, None] = {}
         self._last: dict[CachedCheckpoint, None] = {}
         self._committed = defaultdict[tuple[str, str], list[CachedCheckpoint]](list)
+        #: The copies that link to each inode, and its bytes.
         self._links = Counter[tuple[int, int]]()
+        self._sizes: dict[tuple[int, int], int] = {}
         #: The trials of which a copy is being measured.
         self._measuring: set[tuple[str, str]] = set()
 
@@ -236,8 +238,9 @@ class CheckpointCache:
             cached.inodes = inodes
             for inode, size in inodes.items():
                 self._links[inode] += 1
-                if self._links[inode] == 1:
-                    self.size += size
+                # Where somebody emptied the cache, a new file may have the inode of an old one.
+                self.size += size - self._sizes.get(inode, 0)
+                self._sizes[inode] = size
             self._trim()
         self._measure(cached.trial)
 
@@ -265,8 +268,8 @@ class CheckpointCache:
                 del self._committed[cached.trial]
         if self._newest.get(cached.trial) is cached:
             del self._newest[cached.trial]
-        for inode, size in (cached.inodes or {}).items():
+        for inode in cached.inodes or {}:
             self._links[inode] -= 1
             if not self._links[inode]:
                 del self._links[inode]
-                self.size -= size
+                self.size -= self._sizes.pop(inode)

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.workers.fake_checkpoint_node import KEY, World, committed_ref, elsewhere
 from tunemq_shared.broker import redis_keys
 from tunemq_workers.checkpoints import cache_folders
+from tunemq_workers.checkpoints.cache_disk import LeftoverCheckpoint
 from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer
 
 
@@ -250,3 +251,13 @@ def test_default_limit_of_the_cache_is_a_tenth_of_what_the_node_may_use_of_its_d
     assert world.process().ask()
     share = share or shutil.disk_usage(tmp_path).total // 10
     assert (world.limits.copies, world.limits.uploads) == (share, share)
+
+
+def test_size_stays_right_where_new_files_have_the_inodes_of_files_that_somebody_removed(world):
+    """A file system gives the number of a removed file to a new one."""
+    for number, inodes in enumerate(({(1, 7): 100}, {(1, 7): 5000, (1, 8): 1}), 1):
+        key = f"t/checkpoint_1-{number:06d}"
+        world.cache.take_over("root", [LeftoverCheckpoint(key, "h", 0.0, inodes)])
+    assert world.cache.size == 5001
+    world.cache.forget("root")
+    assert world.cache.size == 0
