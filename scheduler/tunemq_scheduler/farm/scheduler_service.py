@@ -125,8 +125,6 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
     own = Path(results, OWN_FOLDER)
     # A scheduler on a full disk keeps no term.
     is_used = read_term(own / "term") or any((own / "experiments").glob("*"))
-    if not (service.take_over or is_used):
-        refuse_unknown_searches(service.url, results)
     held = hold_results(own, farm.address)
     reports = _Reports(service, health, results, store)
     me = LeaseHolder.this_process()
@@ -134,7 +132,10 @@ def _serve(service: ServeArguments, health: ServiceHealth) -> None:
     try:
         file = own / "term"
         at_least = 1 + max((read_term(file), *(one.term for one in lost.values())))
-        keep_term(file, lease.claim(at_least, _tell, reports.waits))
+        term = lease.claim(at_least, _tell, reports.waits)
+        if not (service.take_over or is_used):
+            refuse_unknown_searches(service.url, results)
+        keep_term(file, term)
         supervisor = Supervisor(
             farm, lease, me, _tell, reports.publish if reports.are_wanted else None
         )

@@ -160,8 +160,10 @@ class PopulationBasedTraining(MetricScheduler):
         #: The trials with a score, worst first: score, number and id.
         self._ranked = SortedValues[tuple[float, int, str]]()
         #: With ``synch``: where all trials wait for each other, and those that are not there yet.
-        self._next_sync = 0.0
+        self._next_sync = max(perturbation_interval, burn_in_period)
         self._behind: dict[str, None] = {}
+        #: The trials that have been perturbed with all others once, or have trained as long.
+        self._ahead: set[str] = set()
         self._perturbations = 0
         is_counted = time_attr == TRAINING_ITERATION
         self.checkpoint_interval = max(1, int(perturbation_interval)) if is_counted else None
@@ -187,11 +189,10 @@ class PopulationBasedTraining(MetricScheduler):
         self._need_metric()
         check_config(type(self).__name__, trial.config, self._mutations, self._MUTATED)
         done = lookup(trial.last_result, self._time_attr) or 0.0
-        if not self._members:
-            self._next_sync = max(self._interval, self._burn_in)
         perturbed = self._last_sync(done) if self._is_synchronous and done else done
         self._members[trial.trial_id] = _Member(trial.number, None, done, perturbed)
         self._note_progress(trial.trial_id)
+        self._review_sync()
 
     def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> Answer:
         """Take the trial out of the population; the others wait for it no longer."""
@@ -372,10 +373,24 @@ class PopulationBasedTraining(MetricScheduler):
 
     def _note_progress(self, name: str) -> None:
         """Note whether the others wait for this trial."""
-        if self._members[name].trained < self._next_sync:
+        trained = self._members[name].trained
+        if trained < self._next_sync:
             self._behind[name] = None
         else:
             self._behind.pop(name, None)
+        if trained >= self._next_sync - self._interval:
+            self._ahead.add(name)
+        else:
+            self._ahead.discard(name)
+
+    def _review_sync(self) -> None:
+        """Let a population of later trials wait earlier than the one before, which has ended."""
+        first = max(self._interval, self._burn_in)
+        if self._next_sync > first and self._members and not self._ahead:
+            furthest = max(one.trained for one in self._members.values())
+            self._next_sync = max(first, furthest + self._interval)
+            for name in self._members:
+                self._note_progress(name)
 
     def _set_score(self, name: str, score: float | None) -> None:
         member = self._members[name]
@@ -390,6 +405,8 @@ class PopulationBasedTraining(MetricScheduler):
             self._set_score(name, None)
             del self._members[name]
             self._behind.pop(name, None)
+            self._ahead.discard(name)
+            self._review_sync()
 
     def _shown(self, score: float | None) -> str:
         if score is None or not math.isfinite(score):
@@ -418,7 +435,7 @@ class PopulationBasedTraining(MetricScheduler):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
         self._next_sync, self._perturbations = state["next_sync"], state["perturbations"]
-        self._members, self._ranked, self._behind = {}, SortedValues(), {}
+        self._members, self._ranked, self._behind, self._ahead = {}, SortedValues(), {}, set()
         for name, (number, score, trained, perturbed) in state["members"].items():
             self._members[name] = _Member(number, None, trained, perturbed)
             self._set_score(name, score)

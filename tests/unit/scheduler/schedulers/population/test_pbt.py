@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from typing import Any
@@ -133,6 +134,31 @@ def test_further_trials_of_a_synchronous_population_that_ended_are_perturbed() -
         scheduler.on_trial_add(population, trial)
     population.report("t0", 4, 0)
     assert [type(one) for one in population.report("t1", 4, 1)[1]] == [Exploit, Resume]
+
+
+@pytest.mark.parametrize("steps_before", [0, 4])
+def test_trials_that_follow_a_synchronous_population_one_by_one_are_perturbed(
+    steps_before: int,
+) -> None:
+    """As with max_concurrent_trials, and fewer of them than trials."""
+    scheduler = pbt(synch=True)
+    population = Population(scheduler, 3)
+    for step in (4, 8):
+        for number in range(3):
+            population.report(f"t{number}", step, number)
+    old = list(population.trials.values())
+    for trial in old:
+        new = copy.copy(trial)
+        new.trial_id, new.number, new.last_result = f"n{trial.number}", 3 + trial.number, {}
+        scheduler.on_trial_complete(population, trial, trial.last_result)
+        population.trials[new.trial_id] = new
+        scheduler.on_trial_add(population, new)
+        if steps_before and trial is old[0]:
+            assert population.report("n0", steps_before, 0.0) == ("CONTINUE", [])
+    step = 4 + steps_before
+    population.report("n0", step, 0)
+    population.report("n1", step, 1)
+    assert [type(one) for one in population.report("n2", step, 2)[1]] == [Exploit, Resume, Resume]
 
 
 @pytest.mark.parametrize("end", ["complete", "error", "remove"])
