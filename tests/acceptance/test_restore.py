@@ -226,6 +226,24 @@ def test_trials_in_error_stay_so_where_the_whole_search_would_stop_at_once(
     assert steps_of(again[0]) == [1, 2]
 
 
+@pytest.mark.parametrize("how", ["resume_errored", "restart_errored", "extended"])
+def test_restored_trials_run_no_more_at_once_than_the_limit(searched, how):
+    settings = tune.TuneConfig(metric="loss", mode="min", seed=1, max_concurrent_trials=1)
+    stop = {"training_iteration": 3} if how == "extended" else None
+    fails_at = None if how == "extended" else 3
+    searched.fit(settings, stop=stop, steps=6, fails_at=fails_at, saves=True, step_s=0.02)
+    Path(searched.space["fixed"]).touch()
+    first = len(searched.executed())
+    options = {how: True}
+    if how == "extended":
+        options = {"run_config": tune.RunConfig(verbose=0, stop={"training_iteration": 6})}
+    grid = searched.restore(**options)
+    assert grid.num_errors == 0
+    order = [x for x, _ in searched.executed()[first:]]
+    changes = [x for number, x in enumerate(order) if number == 0 or order[number - 1] != x]
+    assert sorted(changes) == [1.0, 2.0, 3.0], "a trial was run beside another one"
+
+
 def test_restore_restarts_trials_in_error_with_new_counts(searched):
     searched.fit(steps=4, fails_at=3, saves=True)
     Path(searched.space["fixed"]).touch()

@@ -62,7 +62,9 @@ class UsageTracker:
 
 
 def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
-    if state.interrupted:
+    limit = state.settings.max_concurrent
+    left = limit - state.counts[RUNNING] if limit else ANY_NUMBER
+    if state.interrupted or left <= 0:
         return
     paused, suspects = state.queue.apart(PAUSED), state.queue.apart(PENDING)
     # One suspect at a time gets a node; a paused one only if no other trial can make progress.
@@ -71,14 +73,13 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[SlotDemand]:
         excluded = _excluded(state, trial)
         yield SlotDemand(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
     for trial, count in state.queue.lines(PENDING):
-        if trial not in suspects:
-            yield SlotDemand(
-                trial.resources, count, trial.checkpoints.node, _excluded(state, trial)
-            )
+        if trial not in suspects and left > 0:
+            excluded = _excluded(state, trial)
+            yield SlotDemand(trial.resources, min(count, left), trial.checkpoints.node, excluded)
+            left -= count
     request = state.settings.request
     if request is not None and not (state.exhausted or state.stopping):
         unfinished = state.counts[PENDING] + state.counts[RUNNING] + state.counts[PAUSED]
-        limit = state.settings.max_concurrent
         more = min(configurations, limit - unfinished if limit else ANY_NUMBER)
         if more > 0:
             yield SlotDemand(request, more, excluded=tuple(_set_aside(state)))

@@ -184,7 +184,14 @@ class RunnerState:
 
     def waiting(self) -> Iterator[Trial]:
         """Yield the trials that could be placed now: PENDING before PAUSED, longest wait first."""
-        return iter(()) if self.interrupted else self.queue.placeable(self.elapsed, self.has_place)
+        if self.interrupted or self.is_at_limit:
+            return iter(())
+        return self.queue.placeable(self.elapsed, self.has_place)
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether as many trials run as may run at once; more may wait, such as resumed ones."""
+        return 0 < self.settings.max_concurrent <= self.counts[RUNNING]
 
     def has_waiting(self) -> bool:
         """Whether a trial waits only for a slot; `waiting` yields those for which one is free."""

@@ -238,7 +238,7 @@ class CheckpointCache:
             cached.inodes = inodes
             for inode, size in inodes.items():
                 self._links[inode] += 1
-                # Where somebody emptied the cache, a new file may have the inode of an old one.
+                # If the cache was emptied meanwhile, a new file may have the inode of an old one.
                 self.size += size - self._sizes.get(inode, 0)
                 self._sizes[inode] = size
             self._trim()

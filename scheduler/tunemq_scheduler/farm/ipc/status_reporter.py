@@ -312,6 +312,7 @@ class SearchStatusReporter:
             return r.TrialExplanation(tuple(told), {}, summary.decisions, before)
         lines = [*self._reasons(trial)]
         waits = trial.status == PENDING and trial.not_before <= runner.elapsed
+        waits &= not runner.is_at_limit
         request = WHOLE_NODE if runner.is_suspect(trial) else trial.resources
         return r.TrialExplanation(
             tuple(lines),
@@ -335,6 +336,10 @@ class SearchStatusReporter:
         if trial.not_before > runner.elapsed:
             left = trial.not_before - runner.elapsed
             yield f"trial {name} failed, and is tried again in {left:.0f} s"
+            return
+        if runner.is_at_limit:
+            limit = runner.settings.max_concurrent
+            yield f"trial {name} waits: {limit} trials run (max_concurrent_trials={limit})"
             return
         yield f"trial {name} waits for a place: {trial.resources}"
         if trial.excluded:

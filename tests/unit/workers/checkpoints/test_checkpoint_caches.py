@@ -253,7 +253,7 @@ def test_default_limit_of_the_cache_is_a_tenth_of_what_the_node_may_use_of_its_d
     assert (world.limits.copies, world.limits.uploads) == (share, share)
 
 
-def test_size_stays_right_where_new_files_have_the_inodes_of_files_that_somebody_removed(world):
+def test_size_stays_right_where_new_files_have_the_inodes_of_removed_ones(world):
     """A file system gives the number of a removed file to a new one."""
     for number, inodes in enumerate(({(1, 7): 100}, {(1, 7): 5000, (1, 8): 1}), 1):
         key = f"t/checkpoint_1-{number:06d}"
