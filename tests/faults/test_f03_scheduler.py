@@ -132,9 +132,10 @@ def test_f03_a_second_scheduler_is_refused_while_the_first_one_lives(farm):
     submit(farm, 20, trials=2, steps=30)
     farm.wait_for_steps("search", 2, 2)
     first = farm.scheduler
-    second = farm.start_scheduler()
-    assert second.wait(60) == 75, farm
-    assert f"process {first.pid} on " in farm.said()
+    for folder in ((), ("--results", str(farm.folder / "never used"))):
+        second = farm.start_scheduler(*folder)
+        assert second.wait(60) == 75, farm
+        assert f"process {first.pid} on " in farm.said()
     farm.scheduler = first
     farm.open_gate("search", 30)
     ends_well(farm)

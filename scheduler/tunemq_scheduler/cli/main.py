@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from tunemq_scheduler.cli import (
     store_serve_command,
     submit_command,
 )
+from tunemq_scheduler.api.login_name import login_name
 from tunemq_scheduler.cli import scheduler_command as scheduler
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
@@ -51,6 +54,9 @@ def main(
         arguments: By default those of this process.
         others: Add the commands of the workers' package, which the scheduler's does not import.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # The locale's encoding may lack characters of names and reasons, and of our own texts.
+        sys.stdout.reconfigure(errors="replace")
     return run_quietly(lambda: _run(version, arguments, others))
 
 
@@ -93,6 +99,10 @@ def _run(version: str, arguments: Sequence[str] | None, others: Sequence[AddPars
         raise
     except TuneError as problem:
         sys.stderr.write(f"tunemq: {harmless(str(problem))}\n")
+        return EXIT_USAGE
+    except PermissionError as problem:
+        place = harmless(os.fsdecode(problem.filename or "a file"))
+        sys.stderr.write(f"tunemq: the user {login_name()} has no permission for {place}.\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
