@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tunemq_scheduler.api.login_name import login_name
 from tunemq_scheduler.cli import (
     checkpoints_command,
     doctor_command,
@@ -20,7 +21,6 @@ from tunemq_scheduler.cli import (
     store_serve_command,
     submit_command,
 )
-from tunemq_scheduler.api.login_name import login_name
 from tunemq_scheduler.cli import scheduler_command as scheduler
 from tunemq_shared.base.errors import BugError, TuneError
 from tunemq_shared.base.safe_text import harmless
