@@ -53,7 +53,7 @@ class Cluster:
         eventually(lambda: job.starts == starts, within=60, message=lambda: str(self))
         said = f"start {starts}, on"
         eventually(lambda: said in self.slurm.said(job), message=lambda: str(self))
-        behind = "Ready: schedulers know of this worker."
+        behind = "Ready: this worker has registered."
         eventually(
             lambda: behind in self.slurm.said(job).partition(said)[2],
             within=60,

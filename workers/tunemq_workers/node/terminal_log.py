@@ -31,7 +31,9 @@ _TOLD: Final = {
     ),
     "memory.polled": "Memory limits of trials are looked at up to 50 times a second: {reason}. One"
     " that allocates fast exceeds its limit for a moment.",
-    "node.introduced": "Ready: schedulers know of this worker.",
+    "node.introduced": (
+        "Ready: this worker has registered. `tunemq nodes` lists it once a scheduler accepts it."
+    ),
     "node.stopping": "Stopping ({reason}). Trials here: {trials}; they may save for {grace} s.",
     "node.ending": "Killing the remaining processes (trials: {trials}).",
     "node.retired": "This worker is retiring ({reason}).",

@@ -155,8 +155,17 @@ class AllocationExplainer:
         if not_now is None and not reasons:
             return [f"{in_words(request)} is free and is offered next"]
         if not_now is not None:
-            reasons += [not_now, *self._withheld(asked), *self._reserved(member)]
+            reasons += [not_now, *self._drained(), *self._withheld(asked), *self._reserved(member)]
         return [*reasons, *self._turn(member, request)]
+
+    def _drained(self) -> list[str]:
+        nodes = self._ledger.nodes.values()
+        names = [one.joined.node for one in nodes if one.is_draining]
+        if not names:
+            return []
+        told = ", ".join(names[:_TOLD]) + (" and others" if len(names) > _TOLD else "")
+        drained = f"{len(names)} of {len(nodes)} nodes are drained ({told})"
+        return [f"{drained}; tunemq nodes resume NAME lets one run trials again"]
 
     def _reserved(self, member: ShareMember) -> list[str]:
         """Say which nodes run a trial alone, or will, that may have crashed others."""

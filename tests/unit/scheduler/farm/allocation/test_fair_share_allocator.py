@@ -446,6 +446,19 @@ def test_waiting_reason_names_the_resource_and_the_available_amount() -> None:
     assert "has no experiment 'g'" in allocator.explainer.why("g", ONE)[0]
 
 
+def test_waiting_reason_names_drained_nodes() -> None:
+    allocator = an_allocator(("one", 2), ("two", 2), ("small", 0))
+    allocator.experiment_added("e", "ada")
+    allocator.usage("e", wants(1))
+    for name in ("one", "two"):
+        allocator.node_drained(name)
+    drained = "2 of 3 nodes are drained (one, two); tunemq nodes resume NAME lets one run trials"
+    assert drained in " ".join(allocator.explainer.why("e", ONE))
+    for name in ("one", "two"):
+        allocator.node_resumed(name)
+    assert "drained" not in " ".join(allocator.explainer.why("e", ONE))
+
+
 def test_snapshot_names_the_holder_of_each_resource() -> None:
     allocator = an_allocator(("one", 2))
     allocator.experiment_added("e", "ada")
