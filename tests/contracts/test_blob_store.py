@@ -111,7 +111,7 @@ class TestBlobStore:
         with pytest.raises(BlobCorrupt, match=f"{ref.sha256} is damaged: its content does not"):
             store.fetch(ref, folder)
         self.damage(place, ref.sha256, b"longer")
-        with pytest.raises(BlobCorrupt, match="damaged: it has more than 4 bytes"):
+        with pytest.raises(BlobCorrupt, match=r"damaged: (it has more than|expected) 4 bytes"):
             store.fetch(ref, folder)
         assert os.listdir(folder.root) == []
 

@@ -24,9 +24,11 @@ from tunemq_scheduler.api.farm_answer_types import ExperimentDetail, RequestDone
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_processes import ERRORS, OUTPUT
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentOutcome
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.code.blob_store import open_blobs
 from tunemq_shared.code.bundles import bundle
 from tunemq_shared.protocol.farm_requests import ScriptCode
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 
 pytestmark = pytest.mark.integration
 _REPOSITORY = Path(__file__).parents[2]
@@ -338,7 +340,8 @@ def test_experiment_that_does_not_read_is_throttled_and_gets_all_events_later(fa
     farm.open_gate(40)
     assert supervisor.ends().outcome is ExperimentOutcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 40)
-    assert sum(line == warned.text for line in connection.take_notices()) == 40
+    told = shortened(warned.text, LINE_CHARACTERS)
+    assert sum(line == told for line in connection.take_notices()) == 40
 
 
 def test_search_process_that_sends_forbidden_messages_is_killed_alone(farm, supervisor):
