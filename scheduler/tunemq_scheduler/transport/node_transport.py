@@ -467,7 +467,7 @@ class NodeTransport:
         except RedisFull as error:
             self._is_full(error)
 
-    def _begin_generation(self, why: str = "Redis lost data") -> None:
+    def _begin_generation(self, why: str = "Redis has restarted or lost data") -> None:
         """Restart with an empty transport: read from the beginning and resend everything."""
         if self._generation.begun > 1:
             self._registry.notices.append(f"{why}; what was not recorded yet is sent again.")
