@@ -109,5 +109,8 @@ def how_it_ended(returncode: int) -> str:
     """Describe how a process ended, e.g. ``was killed by SIGSEGV (Segmentation fault)``."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
-    told = signal.strsignal(-returncode)
+    try:
+        told = signal.strsignal(-returncode)
+    except (ValueError, OverflowError):  # a search's process may name any
+        return f"ended with exit code {returncode}"
     return f"was killed by {signal_name(-returncode)}" + (f" ({told})" if told else "")

@@ -313,7 +313,7 @@ class ExperimentExiting(IpcMessage, frozen=True, tag="exits"):
     ``threads``: the names of the threads that Python waits for before it exits.
     """
 
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     threads: Annotated[tuple[ThreadName, ...], msgspec.Meta(max_length=MOST_THREADS)] = ()
 
 

@@ -475,7 +475,13 @@ class ExperimentConnection:
             self.on_readable()
             if self._frames.received == before:
                 break
-        self.process_exit = self._judged(returncode)
+        try:
+            self.process_exit = self._judged(returncode)
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            self._failed(error)
+            self.process_exit = ExperimentExit(
+                ExperimentOutcome.FAILED, returncode, f"its process was killed: {self._trespass}."
+            )
         if self._client is not None:
             if self.process_exit.outcome is ExperimentOutcome.FINISHED:
                 self._client.close()

@@ -336,6 +336,22 @@ def test_process_that_does_not_exit_after_its_search_is_killed_with_its_reported
     )
 
 
+def test_error_while_an_end_is_judged_ends_only_its_experiment(experiment, monkeypatch):
+    experiment.attach()
+    monkeypatch.setattr(experiment.connection, "_judged", lambda _code: 1 // 0)
+    process_exit = experiment.ends(0)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "the scheduler failed on it (ZeroDivisionError" in process_exit.text
+
+
+@pytest.mark.parametrize("code", [-1000, -(2**40), 2**40])
+def test_impossible_exit_code_ends_only_its_experiment(experiment, code):
+    experiment.attach()
+    process_exit = experiment.ends(code)
+    assert process_exit.outcome is ExperimentOutcome.DIED
+    assert f"ended with exit code {code}" in process_exit.text
+
+
 def test_process_that_exits_in_time_is_judged_by_its_last_report(experiment):
     experiment.attach()
     experiment.say(r.encode(r.ExperimentExiting(EXIT_AGAIN)))
@@ -392,6 +408,9 @@ def test_process_that_hangs_prints_its_stacks_and_is_killed_if_it_continues(
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, -1),))),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, 1),) * 101)),
         r.OfferUsageUpdate(OfferUsage(alone=("x" * 2**20,) * 5)),
+        r.ExperimentExiting(-1000),
+        r.ExperimentExiting(-(2**40)),
+        r.ExperimentExiting(256),
         r.EventsAcknowledged(2**64 - 1),
         r.EventsAcknowledged(1, {"n.1": 2**63}),
         r.SearchStatus(counts={"RUNNING": 2**64 - 1}),
