@@ -14,6 +14,8 @@ from tunemq_shared.protocol.message_limits import Amount, Count
 
 #: Requests a whole node, for a trial that may crash its node (`SlotDemand.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
+#: The least amount of a resource that a trial requests: amounts are rounded to six digits.
+LEAST_AMOUNT: Final = 1e-6
 #: The most different demands of a search that the farm knows at a time.
 MOST_DEMANDS: Final = 100
 
@@ -40,6 +42,12 @@ class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
     preferred: str = ""
     excluded: tuple[str, ...] = ()
     is_alone: bool = False
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a trial can request this: an amount, and none that uses nothing up."""
+        amounts = self.request.values()
+        return any(amounts) and all(one == 0.0 or one >= LEAST_AMOUNT for one in amounts)
 
 
 class OfferUsage(msgspec.Struct, frozen=True, array_like=True):

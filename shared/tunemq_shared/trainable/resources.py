@@ -165,7 +165,8 @@ def _summed(bundles: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if total.get(GPU) and total.get(GPU_MEMORY):  # memory per device, not in total
         total[GPU_MEMORY] = max(float(bundle.get(GPU_MEMORY, 0.0)) for bundle in bundles)
     # 0.1 and 0.2 must add up to 0.3.
-    total = {name: round(amount, 6) for name, amount in total.items() if amount > 0}
+    rounded = {name: round(amount, 6) for name, amount in total.items()}
+    total = {name: amount for name, amount in rounded.items() if amount > 0}
     _check_gpus(total)
     if not total:
         raise ConfigError(

@@ -65,6 +65,8 @@ class ResourceRequest(NamedTuple):
         """Whether a device, if free, would fit."""
         if device.is_part and self.gpus > 1:
             return False
+        if self.memory and not device.memory:  # unknown
+            return False
         return device.memory + TOLERANCE >= self.memory and is_model(device.model, self.model)
 
     def part_of(self, device: DeviceShare) -> float:

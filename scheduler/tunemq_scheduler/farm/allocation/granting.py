@@ -25,6 +25,9 @@ from tunemq_scheduler.farm.allocation.members import ShareMember, ShareMembers
 
 #: A request may be passed over this often; then a slot is cleared for it.
 MAX_TIMES_PASSED_OVER: Final = 64
+#: The most slots to give at a time; the others follow at the next poll, so that requests to the
+#: farm are answered meanwhile.
+MOST_GRANTS: Final = 2000
 
 #: Serves an experiment's request if possible; returns whether it did.
 ServeExperiment = Callable[[ShareMember, SlotRequest], bool]
@@ -48,12 +51,15 @@ class SlotGranting:
         self._blocked: dict[SlotRequest, int] = {}
         self._grown = 0
         self._avoid: dict[str, set[str]] = {}
+        #: How many more slots may be given in this run.
+        self._left = MOST_GRANTS
 
     def run(self) -> None:
         """Give all slots that can be given."""
         if self._members.expected:
             return
         self._avoid.clear()
+        self._left = MOST_GRANTS
         self.settle_claims()
         if self._ledger.grown != self._grown:
             self._grown = self._ledger.grown
@@ -76,8 +82,9 @@ class SlotGranting:
 
     def _server(self, level: ShareLevel) -> ServeExperiment:
         def serve(member: ShareMember, request: SlotRequest) -> bool:
-            if request in self._blocked or not self._give(member, request):
+            if not self._left or request in self._blocked or not self._give(member, request):
                 return False
+            self._left -= 1
             for other, top in self._blocked.items():
                 if top >= level.priority:
                     self.passed[other] += 1
@@ -102,6 +109,8 @@ class SlotGranting:
         devices = node.devices(dict(request), node.capacity)
         if devices is not None:
             self._state.grant(member, request, fit, amounts_of(request, devices))
+            if not member.parts[fit].may_grow:
+                self._avoid[member.name].add(fit)
         return devices is not None
 
     def _avoided_by(self, member: ShareMember, request: SlotRequest) -> set[str]:

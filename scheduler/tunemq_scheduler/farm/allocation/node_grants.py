@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import (
@@ -21,6 +22,9 @@ from tunemq_scheduler.farm.allocation.amounts import (
     total,
 )
 from tunemq_shared.protocol.messages import NodeOffered
+
+#: The most slots of a node for one experiment: each costs time, however little its trial requests.
+MOST_SLOTS: Final = 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +92,7 @@ class NodePart:
     @property
     def may_grow(self) -> bool:
         """Whether more may be offered; not while it has to release something."""
-        return not self.leaving and not self.unknown_until
+        return not self.leaving and not self.unknown_until and len(self.grants) < MOST_SLOTS
 
     @property
     def is_over(self) -> bool:

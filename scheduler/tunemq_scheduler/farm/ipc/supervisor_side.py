@@ -241,8 +241,8 @@ class ExperimentConnection:
             for payload in self._frames.receive():
                 self.silent_s = 0.0
                 message = r.decode_for_supervisor(payload)
-                if isinstance(message, r.OfferUsageUpdate) and len(payload) > _USAGE_BYTES:
-                    raise TransportError(f"a report of {len(payload):,} bytes about its offers")
+                if isinstance(message, r.OfferUsageUpdate):
+                    _check_usage(message.usage, len(payload))
                 self._do(message)
         except (*UNDECODABLE, TransportError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
@@ -530,6 +530,19 @@ class ExperimentConnection:
             said = f"; the last that it wrote:\n{words}" if words else ""
             text = f"its process {how}{said}"
         return ExperimentExit(outcome, returncode, text, detail)
+
+
+def _check_usage(usage: OfferUsage, size: int) -> None:
+    """Check a report about offers.
+
+    Raises:
+        TransportError: it is too long, or no trial can request what it wants.
+    """
+    if size > _USAGE_BYTES:
+        raise TransportError(f"a report of {size:,} bytes about its offers")
+    for demand in usage.wants:
+        if not demand.is_possible:
+            raise TransportError(f"a demand for {str(demand.request)[:NAME_CHARACTERS]}")
 
 
 def _unanswered(process_exit: ExperimentExit) -> RequestRejection:

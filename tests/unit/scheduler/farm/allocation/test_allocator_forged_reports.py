@@ -8,7 +8,9 @@ from tests.simulation.allocator_books import check_books
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.granting import MOST_GRANTS
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
+from tunemq_scheduler.farm.allocation.node_grants import MOST_SLOTS
 
 CPU = {"cpu": 1.0}
 ALL = ResourceAmounts({"cpu": 1000.0, "gpu": 2.0}, {"n-0": 1.0, "n-1": 1.0})
@@ -59,3 +61,17 @@ def test_s15_search_without_a_part_of_a_node_does_not_reserve_it() -> None:
     allocator.usage("honest", OfferUsage({}, {}, (SlotDemand(CPU, 4),)))
     [(name, offer)] = allocator.offers()
     assert (name, offer.resources) == ("honest", {"cpu": 4.0})
+
+
+def test_s15_endless_demand_for_tiny_slots_gets_a_part_of_them_at_a_time() -> None:
+    allocator = FairShareAllocator(FairShareSettings())
+    allocator.advance(1.0)
+    for name in ("one", "two", "three"):
+        allocator.node_joined(node(name, 2, 4.0))
+    allocator.experiment_added("hostile", "ben")
+    allocator.usage("hostile", OfferUsage({}, {}, (SlotDemand({"cpu": 1e-6}, 2**53),)))
+    offered = [offer.resources["cpu"] for _, offer in allocator.offers()]
+    assert sum(offered) == pytest.approx(MOST_GRANTS * 1e-6)
+    assert max(offered) == pytest.approx(MOST_SLOTS * 1e-6)
+    allocator.advance(10.0)
+    assert sum(offer.resources["cpu"] for _, offer in allocator.offers()) > 0
