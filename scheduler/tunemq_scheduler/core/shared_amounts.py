@@ -10,10 +10,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tunemq_shared.protocol.message_limits import Amount, Count
+from tunemq_shared.protocol.message_limits import Amount, Count, Name
 
 #: Requests a whole node, for a trial that may crash its node (`SlotDemand.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
+#: The most resources that a trial requests.
+MOST_RESOURCES: Final = 64
 #: The least amount of a resource that a trial requests: amounts are rounded to six digits.
 LEAST_AMOUNT: Final = 1e-6
 #: The most different demands of a search that the farm knows at a time.
@@ -37,7 +39,7 @@ class SlotDemand(msgspec.Struct, frozen=True, array_like=True):
             of any experiment.
     """
 
-    request: dict[str, Amount]
+    request: Annotated[dict[Name, Amount], msgspec.Meta(max_length=MOST_RESOURCES)]
     count: Count
     preferred: str = ""
     excluded: tuple[str, ...] = ()

@@ -17,6 +17,9 @@ MEMORY: Final = "memory"
 #: Names and amounts, sorted.
 SlotRequest = tuple[tuple[str, float], ...]
 
+#: The most requests about which something is remembered.
+MOST_REQUESTS: Final = 4096
+
 #: Stands for a whole node, which a suspect trial gets.
 ALONE: Final[SlotRequest] = tuple(WHOLE_NODE.items())
 

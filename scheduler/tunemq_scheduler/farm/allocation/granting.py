@@ -65,6 +65,7 @@ class SlotGranting:
             self._grown = self._ledger.grown
             self._blocked.clear()
         waiting = self._members.waiting
+        self._blocked = {one: top for one, top in self._blocked.items() if one in waiting}
         for request in [one for one in waiting if one not in self._blocked]:
             if self._ledger.placement.fit(dict(request)) is None:
                 self._block(request)

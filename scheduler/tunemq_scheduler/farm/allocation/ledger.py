@@ -10,6 +10,7 @@ from tunemq_scheduler.core.placement.placement_node import PlacementNode
 from tunemq_scheduler.core.placement.resource_request import WITHHELD, choose, needs_of
 from tunemq_scheduler.core.shared_amounts import ResourceAmounts
 from tunemq_scheduler.farm.allocation.amounts import (
+    MOST_REQUESTS,
     NOTHING,
     SlotRequest,
     amounts_of,
@@ -205,6 +206,8 @@ class NodeLedger:
     def estimate(self, request: SlotRequest) -> ResourceAmounts | None:
         """Return what a request takes on a node that could hold it; None if no node ever could."""
         if request not in self._estimates:
+            if len(self._estimates) >= MOST_REQUESTS:  # a search may name others each time
+                self._estimates.clear()
             found = (node.estimate(request) for node in self.nodes.values())
             self._estimates[request] = next((one for one in found if one is not None), None)
         return self._estimates[request]

@@ -25,6 +25,7 @@ from tunemq_scheduler.farm.allocation.allocation_state import (
     SlotClaim,
 )
 from tunemq_scheduler.farm.allocation.amounts import (
+    MOST_REQUESTS,
     NOTHING,
     TOLERANCE,
     SlotRequest,
@@ -163,6 +164,8 @@ class Preemption:
             )
         plan = finders[member.name, request].next()
         if plan is None or self._breaks_quota(member, plan):
+            if len(self._hopeless) >= MOST_REQUESTS:
+                self._hopeless.clear()
             self._hopeless[key] = now
             return False
         self._claim(member, request, plan, PRIORITY, self._state.grace_s)

@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.allocator_books import check_books
 from tests.simulation.shared_farm import node
 from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, SlotDemand
+from tunemq_scheduler.farm.allocation.amounts import MOST_REQUESTS
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.allocation.granting import MOST_GRANTS
 from tunemq_scheduler.farm.allocation.members import FairShareSettings
@@ -75,3 +76,17 @@ def test_s15_endless_demand_for_tiny_slots_gets_a_part_of_them_at_a_time() -> No
     assert max(offered) == pytest.approx(MOST_SLOTS * 1e-6)
     allocator.advance(10.0)
     assert sum(offer.resources["cpu"] for _, offer in allocator.offers()) > 0
+
+
+def test_s15_ever_new_demands_take_no_more_memory_than_a_few_thousand() -> None:
+    allocator = FairShareAllocator(FairShareSettings())
+    allocator.advance(1.0)
+    allocator.node_joined(node("n", 2, 4.0))
+    allocator.experiment_added("hostile", "ben")
+    for turn in range(60):
+        wants = tuple(SlotDemand({f"r{turn}.{number}": 1.0}, 1) for number in range(100))
+        allocator.usage("hostile", OfferUsage({}, {}, wants))
+        allocator.advance(2.0 + turn)
+        allocator.offers()
+    assert len(allocator._ledger._estimates) <= MOST_REQUESTS
+    assert len(allocator._granting._blocked) <= 100

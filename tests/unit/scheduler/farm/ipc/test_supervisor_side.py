@@ -409,6 +409,7 @@ def test_process_that_hangs_prints_its_stacks_and_is_killed_if_it_continues(
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0}, 1),) * 101)),
         r.OfferUsageUpdate(OfferUsage(alone=("x" * 2**20,) * 5)),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({}, 1),))),
+        r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({f"{n}": 1.0 for n in range(65)}, 1),))),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 0.0}, 1),))),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1e-12}, 2**53),))),
         r.OfferUsageUpdate(OfferUsage(wants=(SlotDemand({"cpu": 1.0, "gpu_memory": 1e-10}, 1),))),
