@@ -24,6 +24,8 @@ from tunemq_shared.protocol.messages import (
     encode,
 )
 
+#: The most start data of an experiment to keep for a node.
+_KEPT_BYTES: Final = 512 * 2**20
 #: This much start data may be sent again with each change until the node confirms it.
 _LITTLE_BYTES: Final = 2**18
 #: After these lease renewals without a confirmation an assignment is sent again: it may be lost
@@ -248,6 +250,8 @@ class DesiredTrials:
         self._unwanted: dict[tuple[str, int], _Known] = {}
         #: The encoded length of all orders, without their start data.
         self._bytes = 0
+        #: The encoded length of their start data.
+        self._starts_bytes = 0
         #: Whether the node may run trials that this experiment has not listed yet.
         self.waits = False
 
@@ -285,6 +289,7 @@ class DesiredTrials:
         for known in (self._unwanted.pop((trial, attempt), None), self._find(trial, attempt)):
             if known is not None:
                 self._bytes -= known.order_size
+                self._starts_bytes -= known.size
                 self._desired_state.is_outdated = True
         if self._find(trial, attempt) is not None:
             del self._wanted[trial]
@@ -293,7 +298,7 @@ class DesiredTrials:
         """Discard all orders; until `settle` the node's trial processes stay unchanged."""
         self._wanted.clear()
         self._unwanted.clear()
-        self._bytes = 0
+        self._bytes = self._starts_bytes = 0
         self.waits = True
 
     def settle(self) -> None:
@@ -314,11 +319,20 @@ class DesiredTrials:
                 f" {START_BYTES:,} are possible."
             )
         added = _Known(order, order_size, start, size, since)
+        key = order.trial, order.attempt
+        replaced = self._unwanted.get(key) if order.kill else self._wanted.get(order.trial)
+        starts_bytes = self._starts_bytes + size - (replaced.size if replaced is not None else 0)
+        if starts_bytes > _KEPT_BYTES:
+            raise ConfigError(
+                f"the configurations of this search's trials on one node have {starts_bytes:,}"
+                f" bytes, and {_KEPT_BYTES:,} are possible: pass large values with"
+                " tune.with_parameters(), or let fewer trials run at once."
+            )
+        self._count(order_size, replaced)
+        self._starts_bytes = starts_bytes
         if order.kill:
-            self._count(order_size, self._unwanted.get((order.trial, order.attempt)))
-            self._unwanted[order.trial, order.attempt] = added
+            self._unwanted[key] = added
         else:
-            self._count(order_size, self._wanted.get(order.trial))
             self._wanted[order.trial] = added
 
     def _count(self, order_size: int, replaced: _Known | None) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tunemq_scheduler.transport import desired_state as desired_state_module
 from tunemq_scheduler.transport.desired_state import DesiredState, DesiredTrials
 from tunemq_shared.base.errors import ConfigError
 from tunemq_shared.protocol.message_limits import COMMAND_BYTES, ORDERS_BYTES, START_BYTES
@@ -269,6 +270,19 @@ def test_orders_that_would_fill_an_assignment_are_refused(kill: bool):
             orders.put(one_more)
     put_large(desired_state.orders("large"), "t1", "t2", "t3")
     assert len(encode(desired_state.next_assignment())) < COMMAND_BYTES
+
+
+def test_start_data_beyond_a_limit_is_refused_and_released_data_leaves_room(monkeypatch):
+    monkeypatch.setattr(desired_state_module, "_KEPT_BYTES", 3 * START_BYTES)
+    orders = DesiredState("inc", term=3).orders("k")
+    put_large(orders, "t1", "t2", "t2", "t3")
+    with pytest.raises(ConfigError, match="the configurations of this search's trials on one"):
+        put_large(orders, "t4")
+    assert orders.trial_count == 3
+    orders.release("t1", 1)
+    put_large(orders, "t4")
+    orders.start_over()
+    put_large(orders, "t5", "t6", "t7")
 
 
 def test_longer_order_is_refused_and_released_ones_leave_room():
