@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def count(config):
     cpus = tune.get_context().get_trial_resources()["cpu"]
     for step in range(done + 1, config["steps"] + 1):
         wait_for_the_shorter(config, step)
+        time.sleep(config.get("step_s", 0.0))
         saved = tune.Checkpoint.from_dict({"done": step})
         tune.report({"score": config["rate"] * step, "cpus": cpus}, checkpoint=saved)
 
@@ -133,7 +135,8 @@ def test_population_changes_resources_and_states() -> None:
     share = DistributeResources(increase_by={"cpu": 1}, increase_by_times=2)
     grid = fit(
         count,
-        {"rate": tune.grid_search([0.1, 0.8]), "steps": 12},
+        # None is done before the other one has begun.
+        {"rate": tune.grid_search([0.1, 0.8]), "steps": 12, "step_s": 0.3},
         metric="score",
         mode="max",
         scheduler=ResourceChangingScheduler(base, share),
