@@ -285,8 +285,8 @@ def has_work(opened: OpenExperiment, event: m.ExperimentResumed, prepared: Prepa
             that they would end without an error.
     """
     runner = opened.runner
-    errored = runner.errored()
-    again = [trial for trial in runner.revived_by(event) if trial in errored]
+    revived = runner.revived_by(event)
+    again = [trial for trial in revived if runner.summary(trial).status == ERROR]
     restarted = [trial for trial in again if begins_anew(event, trial)]
     if again and (why := _enough(opened, prepared, restarted)):
         raise ConfigError(

@@ -274,7 +274,8 @@ class DesiredTrials:
         Raises:
             ConfigError: The order, or all of them together, are too long for an assignment.
         """
-        order_size = len(encode(msgspec.structs.replace(order, start=None)))
+        bare = order if order.start is None else msgspec.structs.replace(order, start=None)
+        order_size = len(encode(bare))
         if order.start is not None:
             self._add(order, order_size, order.start)
         elif (known := self._find(order.trial, order.attempt)) is not None:
