@@ -55,8 +55,8 @@ class SmallDisk:
     def make_writable(self, yes: bool) -> None:
         """Make its files writable again, or read-only except for open ones."""
         disk = str(self.folder).partition("/root")[2]
-        change = 'umount "$1"' if yes else 'mount -o remount,bind,ro "$1"'
-        # The kernel refuses while a process writes there, or has a file open that it opened there.
+        change = f'mount -o remount,bind,{"rw" if yes else "ro"} "$1"'
+        # The kernel refuses to make it read-only while a process writes there.
         script = f"for _ in $(seq 100); do {change} && exit; sleep 0.1; done; exit 1"
         if not yes:
             script = f'mount --bind "$1" "$1" && {script}'

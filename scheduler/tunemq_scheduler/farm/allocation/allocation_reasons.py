@@ -121,7 +121,7 @@ class AllocationExplainer:
                 missing = min(member.missing(request), _MANY)
                 if missing and left[owner]:
                     missing = take(left[owner], self._takes(owner, request), missing)
-                for kind in kinds_of(request):
+                for kind in map(member.named_kind, kinds_of(request)):
                     kinds[kind] = kinds.get(kind, 0) + missing
         return found
 

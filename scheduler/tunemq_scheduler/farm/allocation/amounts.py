@@ -14,6 +14,9 @@ from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_ME
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 
+#: Stands in metrics for further custom resources.
+OTHER: Final = "other"
+
 #: Names and amounts, sorted.
 SlotRequest = tuple[tuple[str, float], ...]
 

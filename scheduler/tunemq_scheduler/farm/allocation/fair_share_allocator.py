@@ -26,6 +26,7 @@ from tunemq_scheduler.farm.allocation.granting import SlotGranting
 from tunemq_scheduler.farm.allocation.idling import IdleSlotReclaim
 from tunemq_scheduler.farm.allocation.members import FairShareSettings, ShareMember
 from tunemq_scheduler.farm.allocation.node_grants import NodePart
+from tunemq_scheduler.farm.allocation.overdue_slots import OverdueSlots
 from tunemq_scheduler.farm.allocation.preemption import Preemption
 from tunemq_scheduler.farm.allocation.suspect_trials import SuspectIsolation
 from tunemq_shared.protocol.messages import NodeJoined, NodeOffered
@@ -47,6 +48,7 @@ class FairShareAllocator:
         self._clearing = Preemption(state, self._granting.passed)
         self._idling = IdleSlotReclaim(state, self._granting)
         self._isolation = SuspectIsolation(state)
+        self._overdue = OverdueSlots(state)
         #: Explains for people who has what, and why others wait.
         self.explainer = AllocationExplainer(state)
         self._is_changed = False
@@ -82,6 +84,7 @@ class FairShareAllocator:
                 self._state.drop_claim(claim)
             for member in self._members:
                 member.avoided.pop(instance_id, None)
+                member.known_to.discard(instance_id)
 
     def node_returned(self, instance_id: str) -> None:
         """Use a lost node again as before, and repeat its offers."""
@@ -159,6 +162,7 @@ class FairShareAllocator:
     def experiment_restarted(self, name: str) -> None:
         """Repeat an experiment's offers, because its new process may not have them."""
         if name in self._members:
+            self._overdue.forget(name)
             for part in self._members[name].parts.values():
                 self._ledger.say_again(part)
             self._is_changed = True
@@ -207,8 +211,9 @@ class FairShareAllocator:
             if node is None or node.is_lost or instance_id not in usage.seen:
                 continue  # it reports nothing about a node that it considers lost
             held = usage.held.get(instance_id, ResourceAmounts())
-            if not member.is_inherited:  # it can hold no more than it was offered
+            if not part.unknown_until:  # it can hold no more than it was offered
                 held = least(held, part.taken)
+            held = least(held, node.total)
             if part.report(usage.seen[instance_id], held, self._members.now):
                 for kept, gone in part.swap(node.are_alike):
                     self._state.move_claim(instance_id, kept.amounts, gone.amounts)
@@ -242,11 +247,19 @@ class FairShareAllocator:
             self._is_changed = False
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
 
+    def overdue(self) -> set[str]:
+        """Return the experiments that keep what they should have released long ago.
+
+        Ending their trials and removing them frees it.
+        """
+        return self._overdue.find()
+
     # --- helpers ----------------------------------------------------------------------------------
 
     def _adopt(self, member: ShareMember, usage: OfferUsage) -> None:
         """Take over the offers of an earlier allocator."""
         member.is_expected = False
+        member.was_alone = frozenset(usage.alone)
         self._members.expected.pop(member.name, None)
         # In the order of the report: the order of a set differs between processes.
         for instance_id in dict.fromkeys((*usage.seen, *usage.held)):
@@ -254,7 +267,10 @@ class FairShareAllocator:
                 continue  # it was never offered anything there
             part = self._state.part(member, instance_id)
             held = usage.held.get(instance_id, ResourceAmounts())
+            if (node := self._ledger.nodes.get(instance_id)) is not None:
+                held = least(held, node.total)
             part.adopt(usage.seen.get(instance_id, 0), held, self._members.now)
+            member.known_to.add(instance_id)
             self._ledger.changed(part)
             self._state.book(part)
 
@@ -268,7 +284,9 @@ class FairShareAllocator:
             is_there = instance_id in self._ledger.nodes
             if is_there and seen > self._ledger.last_offer(member.name, instance_id):
                 part = self._state.part(member, instance_id)
-                part.count_from(seen, knows_all=not member.is_inherited)
+                knows_all = not member.is_inherited or instance_id in member.known_to
+                part.count_from(seen, knows_all=knows_all)
+                member.known_to.add(instance_id)
                 self._ledger.changed(part)
                 self._state.book(part)
 

@@ -28,6 +28,7 @@ from tunemq_scheduler.core.shared_amounts import OfferUsage, ResourceAmounts, Sl
 from tunemq_scheduler.farm.allocation.amounts import (
     ALONE,
     GPUS,
+    OTHER,
     POOLS,
     TOLERANCE,
     ResourceLoad,
@@ -47,6 +48,8 @@ _WEIGHS_S: Final = 600.0
 
 #: The most slots that count as one request's demand.
 _MANY: Final = 10_000
+#: The most kinds of resources of one experiment that metrics name.
+_MOST_KINDS: Final = 16
 
 _QUOTA_TOLERANCE: Final = 1e-6
 
@@ -100,7 +103,9 @@ class ShareMember:
         hurried: how often its trials were preempted for shares or sizes; ``hurried_at`` is the last
             time.
         is_inherited: whether it ran before this supervisor started, and has offers that this one
-            does not know; ``is_expected``: it has not reported them yet.
+            does not know; ``is_expected``: it has not reported them yet. ``known_to`` are the node
+            instances for which these offers are accounted for, and ``was_alone``, those that its
+            suspect trials had then and still have.
         is_paused: whether it gets nothing.
     """
 
@@ -126,12 +131,16 @@ class ShareMember:
         self.held, self.leaving, self.claimed = ResourceLoad(), ResourceLoad(), ResourceLoad()
         self.hurried, self.hurried_at = 0, -math.inf
         self.is_inherited = self.is_expected = self.is_paused = False
+        self.known_to: set[str] = set()
+        self.was_alone: frozenset[str] = frozenset()
+        self._kinds: set[str] = set()
 
     def hear(self, usage: OfferUsage) -> None:
         """Take over the demands of a report."""
         for known in (self.wants, self.preferred, self.excluded, self.shunned):
             known.clear()
         self.suspect, self.alone = None, frozenset(usage.alone)
+        self.was_alone &= self.alone
         for wanted in usage.wants:
             if wanted.is_alone:
                 self.suspect, self.wants[ALONE] = wanted, 1
@@ -151,6 +160,15 @@ class ShareMember:
             return 0
         given = self.idle[request] + self.claims[request]
         return max(0, self.wants.get(request, 0) - given)
+
+    def named_kind(self, kind: str) -> str:
+        """Return the name of a kind of resource in metrics: `OTHER` after the first ones.
+
+        Each name is one more time series in the database that keeps the metrics.
+        """
+        if len(self._kinds) < _MOST_KINDS:
+            self._kinds.add(kind)
+        return kind if kind in self._kinds else OTHER
 
     def comes_behind(self, request: SlotRequest) -> bool:
         """Return whether its other requests are served before this one."""

@@ -95,6 +95,13 @@ class NodePart:
         return not self.leaving and not self.unknown_until and len(self.grants) < MOST_SLOTS
 
     @property
+    def unconfirmed_since(self) -> int | None:
+        """The offer that the experiment confirmed last, if later ones were sent; else None."""
+        if self.unknown_until:
+            return 0 if self._sent else None
+        return self._sent[0][0] if len(self._sent) > 1 else None
+
+    @property
     def is_over(self) -> bool:
         """Whether it is empty and the experiment knows that."""
         is_told = not self.is_stale and len(self._sent) <= 1 and not self.unknown_until
@@ -199,6 +206,9 @@ class NodePart:
             self._sent.pop(0)
         if self.unknown_until and seen >= self.unknown_until:
             self.unknown_until = 0
+            more = minus(held, total(grant.amounts for grant in (*self.grants, *self.leaving)))
+            if not is_nothing(more):  # begun meanwhile, by an offer of the earlier supervisor
+                self.add((), more, at).n = seen
         self._match(seen, at)
         return True
 

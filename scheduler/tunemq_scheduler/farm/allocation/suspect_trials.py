@@ -53,10 +53,10 @@ class SuspectIsolation:
         self._turns = {name: turn for name, turn in self._turns.items() if name in self._members}
         self._since = {one: at for one, at in self._since.items() if one in nodes}
         for member in self._members:
-            if not member.is_inherited:  # a node was reserved before it could have it alone
-                continue
-            for instance_id in member.alone & nodes.keys():
-                if nodes[instance_id].is_open and not self._is_over(member.owner):
+            if self._is_over(member.owner):
+                member.was_alone = frozenset()
+            for instance_id in member.was_alone & nodes.keys():
+                if nodes[instance_id].is_open and self._may_have_more(member):
                     self._keep(instance_id, member)
         waiting = [one for one in self._members if one.suspect is not None and not one.is_paused]
         for member in sorted(

@@ -39,8 +39,8 @@ class ExperimentRun:
         is_silent: whether people were informed that its process is silent.
         hangs: how many of its processes were ended for silence.
         is_aborted: whether the current process was ended for silence.
-        incomplete_node: the name of a node that has deleted events which the search lacks; empty if
-            none has. The process is ended for it.
+        starts_over_for: why its process is killed and all its trials continue from checkpoints;
+            empty if they need not.
         failing_since: since when none of its processes has said what its trials hold.
         has_begun: whether it is known that the search has begun, by this or an earlier process.
     """
@@ -64,7 +64,7 @@ class ExperimentRun:
     is_silent: bool = False
     hangs: int = 0
     is_aborted: bool = False
-    incomplete_node: str = ""
+    starts_over_for: str = ""
     failing_since: float | None = None
     has_begun: bool = False
 

@@ -249,7 +249,7 @@ class ExperimentConnection:
         except ConfigError as error:
             self._trespassed(f"it ordered what it may not: {error}")
         except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
-            self._failed(error)
+            self.fail(error)
 
     def attend(self) -> None:
         """Forward events and offers, and check whether the process ended; called once a turn."""
@@ -259,7 +259,7 @@ class ExperimentConnection:
             self._hand_over()
             self._frames.flush()
         except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
-            self._failed(error)
+            self.fail(error)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._process.kill()
         returncode = self._process.returncode()
@@ -315,6 +315,11 @@ class ExperimentConnection:
         """Abort a process that hangs, so that it prints its stacks."""
         self._process.abort()
         self._kill_within(_ABORT_WITHIN_S)
+
+    def fail(self, error: Exception) -> None:
+        """Log an error in the supervisor's handling of this experiment, and end the experiment."""
+        tell("".join(traceback.format_exception(error)))
+        self._trespassed(f"the scheduler failed on it ({type(error).__name__}: {error})")
 
     def _kill_within(self, seconds: float) -> None:
         due = time.monotonic() + seconds
@@ -461,11 +466,6 @@ class ExperimentConnection:
         self._process.kill()
         self._frames.close()
 
-    def _failed(self, error: Exception) -> None:
-        """Log an error in the supervisor's handling of this experiment, and end the experiment."""
-        tell("".join(traceback.format_exception(error)))
-        self._trespassed(f"the scheduler failed on it ({type(error).__name__}: {error})")
-
     # --- its end ----------------------------------------------------------------------------------
 
     def _end(self, returncode: int) -> None:
@@ -478,7 +478,7 @@ class ExperimentConnection:
         try:
             self.process_exit = self._judged(returncode)
         except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
-            self._failed(error)
+            self.fail(error)
             self.process_exit = ExperimentExit(
                 ExperimentOutcome.FAILED, returncode, f"its process was killed: {self._trespass}."
             )

@@ -14,8 +14,9 @@ import msgspec
 
 from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
-from tunemq_scheduler.core.shared_amounts import WHOLE_NODE
+from tunemq_scheduler.core.shared_amounts import WHOLE_NODE, OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
+from tunemq_scheduler.farm.allocation.overdue_slots import OVERDUE_S
 from tunemq_scheduler.farm.common.last_reports import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.ipc import ipc_messages as r
@@ -253,6 +254,8 @@ class RunningExperiments:
                 self._allocator.experiment_gone(name)
                 if name in self._running:
                     self._add_to_allocator(name)
+        for name in self._allocator.overdue():
+            self._end_overdue(name)
         self._start_waiting()
 
     def save(self) -> None:
@@ -392,7 +395,7 @@ class RunningExperiments:
             self._queue.begun(one.name)
         if connection.usage is not None and connection.usage is not one.usage:
             one.usage, one.failing_since = connection.usage, None
-            self._allocator.usage(one.name, one.pace.heard(connection.usage, time.monotonic()))
+            self._allocate(one, connection, one.usage)
         for line in connection.take_notices():
             self._notices(f"{one.name}: {line}")
         if connection.process_exit is not None:
@@ -418,11 +421,23 @@ class RunningExperiments:
             else:
                 self._end_if_it_hangs(one, connection)
 
+    def _allocate(
+        self, one: ExperimentRun, connection: ExperimentConnection, usage: OfferUsage
+    ) -> None:
+        try:
+            self._allocator.usage(one.name, one.pace.heard(usage, time.monotonic()))
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            connection.fail(error)
+
     @staticmethod
     def _must_be_killed(one: ExperimentRun, connection: ExperimentConnection) -> bool:
-        one.incomplete_node = connection.incomplete_node
+        if connection.incomplete_node:
+            one.starts_over_for = (
+                f"node {connection.incomplete_node} has deleted events that this search lacks, as"
+                " the copy of its journal did"
+            )
         is_late = one.end_by is not None and time.monotonic() > one.end_by
-        return is_late or bool(one.incomplete_node)
+        return is_late or bool(one.starts_over_for)
 
     def _end_if_it_hangs(self, one: ExperimentRun, connection: ExperimentConnection) -> None:
         """Report a silent process to people; end it after a while.
@@ -508,20 +523,27 @@ class RunningExperiments:
             self._finish(one, one.ends_for, one.because)
         elif process_exit.outcome is ExperimentOutcome.MUST_WAIT:
             self._wait_for_farm(one, process_exit.text)
-        elif one.incomplete_node and one.name in self._streams.keys:
+        elif one.starts_over_for and one.name in self._streams.keys:
             self._restart_from_checkpoints(one)
         else:
             self._try_again(one, process_exit)
 
     def _restart_from_checkpoints(self, one: ExperimentRun) -> None:
-        """Restart a search that cannot learn what its trials did; those of others run on."""
+        """End all trials of a search and its process, and restart it; those of others run on."""
         self._notices(
-            f"{one.name}: node {one.incomplete_node} has deleted events that this search lacks, as"
-            " the copy of its journal did. All its trials continue from their checkpoints."
+            f"{one.name}: {one.starts_over_for}. All its trials continue from their checkpoints."
         )
-        one.incomplete_node = ""
+        one.starts_over_for = ""
         self._end_trials(one.name)
         one.restart_at = time.monotonic() + _FREED_AFTER_S
+
+    def _end_overdue(self, name: str) -> None:
+        """Have a search that does not give its slots back continue from its checkpoints."""
+        one = self._running.get(name)
+        if one is not None and one.connection is not None:  # else its next process will do it
+            one.starts_over_for = (
+                f"its process has kept slots for {OVERDUE_S:g} s longer than its trials may save"
+            )
 
     def _wait_for_farm(self, one: ExperimentRun, why: str) -> None:
         """Wait for a scheduler that can run it, while its trials continue: that takes them over."""

@@ -17,6 +17,7 @@ from tests.support.farms.farm_api_server import CODE
 from tests.unit.scheduler.farm.ipc.test_supervisor_side import Nodes
 from tunemq_scheduler.api.farm_answer_types import ExperimentDetail, ExperimentRow
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
+from tunemq_scheduler.core.shared_amounts import OfferUsage
 from tunemq_scheduler.farm.allocation.fair_share_allocator import FairShareAllocator
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_MUST_WAIT
 from tunemq_scheduler.farm.farm_settings import FarmSettings
@@ -345,6 +346,42 @@ def test_search_of_which_a_node_has_deleted_events_restarts_without_its_trial_pr
     _begin(farm)
     farm.experiments.turn()
     assert farm.ended == [key]
+
+
+def test_search_that_keeps_withdrawn_slots_restarts_without_its_trial_processes(farm, monkeypatch):
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    _begin(farm)
+    monkeypatch.setattr(farm.allocator, "overdue", lambda: {"x", "unknown"})
+    farm.experiments.turn()
+    monkeypatch.setattr(farm.allocator, "overdue", set)
+    for _ in range(3):
+        farm.experiments.turn()
+    assert farm.ended == [redis_keys.events(farm.queue.get("x").id)]
+    assert farm.told[-1].startswith("x: its process has kept slots for 900 s longer than")
+    assert len(farm.processes) == 2
+    assert farm.queue.get("x").state is State.RUNNING
+
+
+def test_report_on_which_the_allocator_fails_ends_its_search_alone(farm, monkeypatch, capsys):
+    for name in ("x", "other"):
+        farm.queue.add(name, owner="alice", code=CODE)
+    farm.experiments.turn()
+    farm.processes[0].say(r.OfferUsageUpdate(OfferUsage({"n": 1})))
+
+    def fail(_name: str, _usage: OfferUsage) -> None:
+        raise ZeroDivisionError("of something")
+
+    monkeypatch.setattr(farm.allocator, "usage", fail)
+    for connection in farm.experiments.connections():
+        connection.on_readable()
+    for _ in range(3):
+        farm.experiments.turn()
+    assert farm.queue.get("x").state is State.FAILED
+    assert "ZeroDivisionError: of something" in farm.queue.get("x").reason
+    assert "Traceback" in capsys.readouterr().err
+    assert farm.queue.get("other").state is State.RUNNING
 
 
 def test_lost_search_that_is_not_submitted_blocks_others_only_for_a_while(farm, monkeypatch):
