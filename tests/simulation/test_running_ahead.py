@@ -23,7 +23,7 @@ from tunemq_shared.base.errors import InvariantBroken
 from tunemq_shared.protocol.result_conditions import Condition
 
 #: Seeds for the promised behaviour; fewer for behaviour that is not promised.
-SEEDS, FEWER = 100, 60
+SEEDS, FEWER = 40, 25
 MAX_T = 9
 
 
