@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
+from tests.support.farms.farm_api_server import CODE, served
 from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answer_types as a
+from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.farm.service import request_stream
 from tunemq_scheduler.farm.service.request_stream import FIELD_BYTES, RequestStream
+from tunemq_shared.base.errors import ConfigError, RequestRejected
 from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
 
 __all__ = ["server"]
 
@@ -67,3 +73,29 @@ def test_request_stream_reads_at_most_its_memory_budget_at_once(server: RedisSer
     stream.close()
     at_once = max(sizes)
     assert at_once * FIELD_BYTES <= request_stream._BYTES + len(fields) * FIELD_BYTES
+
+
+def test_requests_that_quote_much_are_remembered_with_short_answers(
+    server: RedisServer, tmp_path: Path
+):
+    folder = tmp_path / "results"
+    with served(server.url, server.client, folder), FarmClient(server.url) as client:
+        for request in (
+            r.StopExperiment(name="\x01" * 200_000),
+            r.StopExperiment(name="\x01" * 255, trial="\x01" * 200_000),
+            r.DrainNode(node="\x01" * 255),
+            r.SubmitExperiment(
+                name="exp",
+                code=CODE,
+                settings=r.ExperimentEnvironment(variables={"\x01" * 200_000 + "=": "x"}),
+            ),
+            r.SubmitExperiment(
+                name="exp",
+                code=CODE,
+                settings=r.ExperimentEnvironment(preload=("\x01" * 200_000,)),
+            ),
+        ):
+            with pytest.raises((ConfigError, RequestRejected)) as error:
+                client.ask(request, a.RequestDone)
+            assert len(str(error.value)) < 10_000
+    assert (folder / ".farm" / "requests").stat().st_size < 20_000

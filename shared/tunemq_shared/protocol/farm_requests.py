@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from tunemq_shared.protocol.message_limits import Name
 from tunemq_shared.protocol.node_orders import BlobRef
 
 #: Version of requests and answers; a mismatch is rejected with both versions named.
@@ -82,7 +83,7 @@ class SubmitExperiment(FarmRequest, frozen=True, kw_only=True, tag="submit"):
         settings: The environment of its processes.
     """
 
-    name: str
+    name: Name
     code: SubmittedCode
     is_made_up: bool = False
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
@@ -97,7 +98,7 @@ class ListExperiments(FarmRequest, frozen=True, kw_only=True, tag="ls"):
         is_all: Include ended experiments.
     """
 
-    owner: str = ""
+    owner: Name = ""
     is_all: bool = True
 
 
@@ -108,8 +109,8 @@ class ExperimentRequest(FarmRequest, frozen=True, kw_only=True):
         id: Its id, which a later experiment of this name does not have; empty if unknown.
     """
 
-    name: str
-    id: str = ""
+    name: Name
+    id: Name = ""
 
 
 class ShowExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="show"):
@@ -131,7 +132,7 @@ class ReadLog(ExperimentRequest, frozen=True, kw_only=True, tag="logs"):
         limit: The most bytes; at most `MAX_PAGE_BYTES`.
     """
 
-    trial: str = ""
+    trial: Name = ""
     offset: int = 0
     limit: int = MAX_PAGE_BYTES
 
@@ -139,7 +140,7 @@ class ReadLog(ExperimentRequest, frozen=True, kw_only=True, tag="logs"):
 class StopExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="stop"):
     """Stop an experiment, or one trial of it; its state is saved."""
 
-    trial: str = ""
+    trial: Name = ""
 
 
 class PauseExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="pause"):
@@ -153,8 +154,8 @@ class ResumeExperiment(ExperimentRequest, frozen=True, kw_only=True, tag="resume
 class RetryTrials(FarmRequest, frozen=True, kw_only=True, tag="retry"):
     """Run trials in ERROR again, from their last checkpoints: one trial, or all of them."""
 
-    name: str
-    trial: str = ""
+    name: Name
+    trial: Name = ""
 
 
 class RemoveExperiment(FarmRequest, frozen=True, kw_only=True, tag="rm"):
@@ -164,15 +165,15 @@ class RemoveExperiment(FarmRequest, frozen=True, kw_only=True, tag="rm"):
         with_files: Also remove its results and checkpoints.
     """
 
-    name: str
+    name: Name
     with_files: bool = False
 
 
 class ExplainState(FarmRequest, frozen=True, kw_only=True, tag="why"):
     """Explain why a trial (or, without one, the experiment) waits or ended."""
 
-    name: str
-    trial: str = ""
+    name: Name
+    trial: Name = ""
 
 
 class DescribeFarm(FarmRequest, frozen=True, kw_only=True, tag="farm"):
@@ -186,19 +187,19 @@ class ListNodes(FarmRequest, frozen=True, kw_only=True, tag="nodes"):
 class DrainNode(FarmRequest, frozen=True, kw_only=True, tag="drain"):
     """Place nothing new on a node; its trials save and continue on other nodes."""
 
-    node: str
+    node: Name
 
 
 class ResumeNode(FarmRequest, frozen=True, kw_only=True, tag="resume-node"):
     """Place trials again on a node that was drained or set aside."""
 
-    node: str
+    node: Name
 
 
 class RetireNode(FarmRequest, frozen=True, kw_only=True, tag="retire"):
     """Drain a node and end it."""
 
-    node: str
+    node: Name
 
 
 ReadRequest = ListExperiments | ShowExperiment | ReadLog | ExplainState | ListNodes | DescribeFarm

@@ -31,6 +31,10 @@ _MOST_TRIALS: Final = 1000
 _REMOVED_WITHIN_S: Final = 20.0
 #: How long after the end of a search its nodes may upload: longer than the usual `sync_timeout`.
 _UPLOADED_WITHIN_S: Final = 86_400.0
+#: The most experiments of one owner, ended ones included: all are kept in memory.
+_MOST_OF_OWNER: Final = 10_000
+#: The longest description of an experiment: its code's address and the environment.
+_SUBMISSION_BYTES: Final = 32 * 2**10
 #: The most nodes without a store connection to name.
 _MOST_TROUBLES: Final = 3
 
@@ -111,6 +115,7 @@ class FarmApi:
         entry = self._queue.submitted_by(caller.request)
         if entry is None:
             check_settings(request.settings)
+            self._check_size(request, caller.owner)
             entry = self._queue.add(
                 self._free_name(request),
                 owner=caller.owner,
@@ -122,6 +127,19 @@ class FarmApi:
         return a.ExperimentSubmitted(
             name=entry.name, id=entry.id, ahead=self._queue.ahead_of(entry)
         )
+
+    def _check_size(self, request: r.SubmitExperiment, owner: str) -> None:
+        size = len(msgspec.msgpack.encode(request))
+        if size > _SUBMISSION_BYTES:
+            raise ConfigError(
+                f"the settings of {request.name} have {size:,} bytes, and {_SUBMISSION_BYTES:,} are"
+                " possible; read long values from a file instead of settings.variables."
+            )
+        if sum(entry.owner == owner for entry in self._queue.all()) >= _MOST_OF_OWNER:
+            raise ConfigError(
+                f"{owner} has {_MOST_OF_OWNER:,} experiments in this farm, which is the limit;"
+                " remove ended ones first: tunemq rm NAME keeps their files."
+            )
 
     def list_experiments(
         self, request: r.ListExperiments, _caller: RequestCaller

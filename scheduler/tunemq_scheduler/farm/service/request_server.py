@@ -10,7 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.api.farm_answer_types import FarmAnswer, FarmReply, RequestRejection
+from tunemq_scheduler.api.farm_answer_types import (
+    FarmAnswer,
+    FarmReply,
+    RequestDone,
+    RequestRejection,
+)
 from tunemq_scheduler.api.request_signing import close_answer
 from tunemq_scheduler.farm.service.deferred_answer import DeferredAnswer
 from tunemq_scheduler.farm.service.done_requests import DoneRequests
@@ -31,9 +36,11 @@ from tunemq_shared.base.errors import (
     UserError,
 )
 from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.base.message_encoding import encode
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
 from tunemq_shared.signing.live_keys import LiveKeys
 from tunemq_shared.system.standard_streams import tell
 
@@ -223,6 +230,11 @@ class RequestServer:
         self._unsent[asked.key] = (asked.id, close_answer(asked.message_signer, reply, asked.id))
 
     def _reply(self, outcome: _Outcome) -> bytes:
+        # It may quote what the sender or its search wrote, and thousands are kept.
+        if isinstance(outcome, RequestDone | RequestRejection):
+            outcome = msgspec.structs.replace(
+                outcome, text=shortened(outcome.text, LINE_CHARACTERS)
+            )
         try:
             if not isinstance(outcome, RequestRejection):
                 answer = msgspec.Raw(encode(outcome))

@@ -9,6 +9,7 @@ from tests.support.farms.farm_api_server import CODE, FakeExperimentControl, Fak
 from tunemq_scheduler.api import farm_answer_types as a
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
 from tunemq_scheduler.farm.monitoring.farm_announcement import described
+from tunemq_scheduler.farm.service import farm_api
 from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 from tunemq_scheduler.farm.service.farm_api import FarmApi, RequestCaller
 from tunemq_shared.base.errors import ConfigError
@@ -49,6 +50,29 @@ def test_experiment_that_could_not_be_started_is_not_queued(api):
             ANN,
         )
     assert api.list_experiments(r.ListExperiments(), ANN).experiments == ()
+
+
+def test_s15_submission_that_is_too_long_is_rejected_with_the_fix(api):
+    api = api(FakeNodeControl())
+    long = r.ExperimentEnvironment(variables={"A": "x" * 40_000})
+    with pytest.raises(ConfigError, match=r"40,\d\d\d bytes, and 32,768 are possible; read long"):
+        api.submit(r.SubmitExperiment(name="exp", code=CODE, settings=long), ANN)
+    assert api.list_experiments(r.ListExperiments(), ANN).experiments == ()
+
+
+def test_s15_owner_with_too_many_experiments_is_rejected_and_others_are_not(api, monkeypatch):
+    monkeypatch.setattr(farm_api, "_MOST_OF_OWNER", 2)
+    api = api(FakeNodeControl())
+    for number in range(2):
+        caller = RequestCaller("ann", f"{number}")
+        api.submit(r.SubmitExperiment(name=f"e{number}", code=CODE), caller)
+    with pytest.raises(ConfigError, match="ann has 2 experiments in this farm, which is the limit"):
+        api.submit(r.SubmitExperiment(name="e2", code=CODE), RequestCaller("ann", "2"))
+    api.submit(r.SubmitExperiment(name="e0", code=CODE), RequestCaller("ann", "0"))  # repeated
+    api.submit(r.SubmitExperiment(name="e3", code=CODE), RequestCaller("ben", "3"))
+    api.stop(r.StopExperiment(name="e0"), RequestCaller("ann", "4"))
+    api.remove(r.RemoveExperiment(name="e0"), RequestCaller("ann", "5"))
+    api.submit(r.SubmitExperiment(name="e2", code=CODE), RequestCaller("ann", "6"))
 
 
 @pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
