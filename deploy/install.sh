@@ -43,6 +43,7 @@ store=/var/lib/tunemq-store
 programs=/usr/local/bin
 units=/etc/systemd/system
 hash_file=$prefix/.installed
+install_lock=/run/tunemq-install.lock
 reinstall="to replace it, run \`install.sh uninstall\`, which keeps configuration and keys, first"
 
 say() { printf '%s\n' "install.sh: $*"; }
@@ -699,6 +700,8 @@ stop it, as by \"kill $holder\", and run this again"
 main() {
     read_arguments "$@"
     [ "$(id -u)" -eq 0 ] || fail "only root can run this: sudo sh $0 ..."
+    exec 9> $install_lock # until this process ends
+    flock -n 9 || fail "another install.sh runs on this machine: wait until it has ended"
     if [ "$role" = uninstall ]; then uninstall; else install_role; fi
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -81,6 +82,19 @@ def test_wheels_of_several_versions_are_rejected(tmp_path):
     for version in ("0.1.0", "0.1.0.dev0"):
         (tmp_path / f"tunemq-{version}-py3-none-any.whl").touch()
     assert "contains several versions" in said_by("worker", "--wheels", str(tmp_path), code=2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install")
+def test_second_install_at_the_same_time_is_rejected(tmp_path):
+    lock = tmp_path / "lock"
+    script = SCRIPT.read_text().replace("=/run/tunemq-install.lock", f"={lock}")
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ended = subprocess.run(
+            ["sh", "-s", "uninstall"], input=script, capture_output=True, text=True, check=False
+        )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "another install.sh runs on this machine" in ended.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
