@@ -91,12 +91,13 @@ format: $(VENV)/.check  ## format the code, apply lint's fixes, update the parit
 bench: $(VENV)/.test  ## run benchmarks, compared with Ray Tune if it is installed
 	$(BIN)/python -m benchmarks $(ARGS)
 
-parity: $(VENV)/.test  ## compare trial schedulers with Ray Tune's, which it installs into build/
+parity: $(VENV)/.test  ## compare trial schedulers with references and Ray Tune's (in build/)
 	@test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
 	@build/ray/bin/python -m pip install --quiet 'ray[tune]==2.60.*' 'scikit-learn>=1.5'
 	@build/ray/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	build/ray/bin/python -m tests.ray_tune.compare_schedulers $(ARGS)
 	build/ray/bin/python -m tests.ray_tune.compare_pbt $(ARGS)
+	$(BIN)/pytest --hypothesis-profile=thorough tests/unit/scheduler/schedulers
 
 lock:  ## update constraints.txt to the newest versions that pyproject.toml allows
 	@$(PYTHON) -m venv --clear build/lock

@@ -21,6 +21,8 @@ from tests.support.waiting import descendants, eventually
 from tunemq_shared.system.process_attributes import is_memory_private
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
+#: `make parity` takes it for the trial schedulers.
+hypothesis.settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")
 
 # A shell, or nohup, starts what runs in its background so, and every child would ignore them, too.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.schedulers import MedianStoppingRule, create_scheduler
@@ -155,7 +155,6 @@ class Reference:
         )
 
 
-@settings(max_examples=1000, deadline=None)
 @given(st.integers(0, 10**9))
 def test_decisions_are_those_of_the_paper(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.slot_search import SlotSearch
@@ -145,7 +145,6 @@ class Paper:
         return None
 
 
-@settings(max_examples=1000, deadline=None)
 @given(st.integers(0, 10**9))
 def test_each_free_slot_gets_the_trial_that_the_papers_algorithm_gives_it(seed: int) -> None:
     rng = random.Random(seed)

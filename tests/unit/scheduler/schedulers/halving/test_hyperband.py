@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.schedulers import (
@@ -243,7 +243,6 @@ class Reference:
                 del remaining[one]
 
 
-@settings(max_examples=1000, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([(9, 3), (27, 3), (16, 2), (8, 2), (16, 4)]))
 def test_every_trial_ends_where_the_papers_algorithm_ends_it(
     seed: int, shape: tuple[int, int]

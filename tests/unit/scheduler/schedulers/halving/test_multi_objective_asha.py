@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.schedulers import (
@@ -84,7 +84,6 @@ POINTS = st.integers(1, 3).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(POINTS, st.integers(0, 2))
 def test_priorities_are_the_places_of_non_dominated_sorting(
     points: list[tuple[float, ...]], dim: int
@@ -103,7 +102,6 @@ STORY = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(STORY, st.sampled_from([2, 3, 4]), st.integers(2, 3), st.integers(2, 130), st.data())
 def test_decisions_are_those_of_the_plain_rule(
     story: list[tuple[float, ...]], factor: int, size: int, most: int, data: st.DataObject

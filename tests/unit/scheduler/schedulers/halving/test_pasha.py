@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.slot_search import SlotSearch
@@ -271,13 +271,11 @@ def play(seed: int, most: int = 100) -> Paper:
     return paper
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9))
 def test_rungs_open_and_trials_continue_as_by_the_papers_algorithm(seed: int) -> None:
     play(seed)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**9), st.integers(2, 5))
 def test_of_a_full_rung_only_the_best_are_compared(seed: int, most: int) -> None:
     with mock.patch.object(soft_ranking, "MOST_COMPARED", most):

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.schedulers.population.populations import VALUES, Population
@@ -226,7 +226,6 @@ class Reference:
         return donor
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=60),
     st.sampled_from([0.1, 0.25, 0.5]),
