@@ -35,6 +35,8 @@ MAX_MANIFEST: Final = 64 * 2**20
 #: The most commas, brackets and braces in one: a few bytes of JSON become a value of 64.
 MAX_MANIFEST_VALUES: Final = 2_000_000
 
+#: The most characters of a name in a message.
+_SHOWN: Final = 200
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NO_OBJECTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -197,18 +199,23 @@ def _defects(manifest: Manifest) -> Iterator[str]:
         yield f"it lists {max(count, len(manifest.objects))} files; {MAX_FILES} is the most"
     for name in chain((file.name for file in manifest.files), manifest.folders):
         if not is_safe_name(name):
-            yield f"{name!r} is not the name of a file below it"
+            yield f"{_shown(name)} is not the name of a file below it"
     yield from _clashes(manifest)
     for file in manifest.files:
         if file.size < 0:
-            yield f"the file {file.name!r} has {file.size} bytes"
+            yield f"the file {_shown(file.name)} has {file.size} bytes"
         if not _SHA256.fullmatch(file.sha256):
-            yield f"the file {file.name!r} has {file.sha256!r} for a SHA-256"
+            yield f"the file {_shown(file.name)} has {_shown(file.sha256)} for a SHA-256"
         if manifest.objects and file.sha256 not in manifest.objects:
-            yield f"no object holds the file {file.name!r}"
+            yield f"no object holds the file {_shown(file.name)}"
     for sha256, object_key in manifest.objects.items():
         if not (_SHA256.fullmatch(sha256) and is_object_key(object_key, sha256)):
-            yield f"{object_key!r} is not the key of an object with the SHA-256 {sha256!r}"
+            key, of = _shown(object_key), _shown(sha256)
+            yield f"{key} is not the key of an object with the SHA-256 {of}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 def _clashes(manifest: Manifest) -> Iterator[str]:
@@ -217,6 +224,6 @@ def _clashes(manifest: Manifest) -> Iterator[str]:
     # In this order, the names below a folder follow it directly.
     for name, following in pairwise(sorted(names, key=lambda name: name.replace("/", "\0"))):
         if name == following:
-            yield f"the file {name!r} is listed twice"
+            yield f"the file {_shown(name)} is listed twice"
         if name in files and following.startswith(f"{name}/"):
-            yield f"{name!r} is listed as a file, and {following!r} is below it"
+            yield f"{_shown(name)} is listed as a file, and {_shown(following)} is below it"

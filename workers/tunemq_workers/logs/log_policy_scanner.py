@@ -28,7 +28,7 @@ from tunemq_workers.logs import scanner_messages as messages
 from tunemq_workers.logs.log_tail import LogFile, end_of
 from tunemq_workers.logs.output_files import STDERR, STDOUT
 from tunemq_workers.processes.child_entry import begin, receive
-from tunemq_workers.runtime.frames import FrameDecoder, frame
+from tunemq_workers.runtime.frames import ANSWER, FrameDecoder, frame
 
 #: Seconds between two searches; the last one happens when the trial has failed.
 PERIOD_S: Final = 1.0
@@ -197,9 +197,7 @@ def main() -> None:
 
 
 def _serve(node: socket.socket) -> None:
-    scanner = LogScanner(
-        lambda answer: node.sendall(frame(messages.ANSWER, messages.encode(answer)))
-    )
+    scanner = LogScanner(lambda answer: node.sendall(frame(ANSWER, messages.encode(answer))))
     decoder = FrameDecoder()
     due = time.monotonic() + PERIOD_S
     while True:

@@ -100,6 +100,7 @@ class LogWatch:
             start,
             children,
             on_up=self._tell_all,
+            decode=scanner_messages.decode_answer,
             on_answer=self._answered,
             on_end=self._child_ended,
         )
@@ -241,8 +242,7 @@ class LogWatch:
             _log.warning("log_scanner.again why=%r", why)
             self._child.start_if_none()
 
-    def _answered(self, answer: bytes) -> None:
-        said: scanner_messages.LogAnswer = scanner_messages.decode_answer(answer)
+    def _answered(self, said: scanner_messages.LogAnswer) -> None:
         followed = self._followed.get(said.id)
         if followed is None:
             return

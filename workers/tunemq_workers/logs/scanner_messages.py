@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from tunemq_shared.base import message_encoding
-
-#: The kind of frames from the scanner to the node; frames to it are `frames.ORDER`.
-ANSWER: Final = ord("A")
 
 
 class AttemptOutput(msgspec.Struct, frozen=True, array_like=True):

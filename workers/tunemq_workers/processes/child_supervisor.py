@@ -8,15 +8,17 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tunemq_shared.base.backoff import backoff_s
+from tunemq_shared.base.decoding_errors import UNDECODABLE
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.system.processes import is_readable, signal_name
 from tunemq_shared.system.stopped_process import POLL_INTERVAL_S, StoppedProcessDetector
 from tunemq_workers.processes.child_process import ChildProcess
 from tunemq_workers.processes.killed_trees import stuck_text
 from tunemq_workers.runtime.frame_connection import FrameConnection
-from tunemq_workers.runtime.frames import ORDER
+from tunemq_workers.runtime.frames import ANSWER, ORDER
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
 
 #: Delays between restarts of a process that exits again and again; they start over once one ran for
@@ -29,13 +31,15 @@ _CLOSE_S: Final = 1.0
 _STUCK_S: Final = 20.0
 
 _log = logging.getLogger(__name__)
+A = TypeVar("A")
 
 
-class ChildSupervisor:
+class ChildSupervisor(Generic[A]):
     """Runs at most one process of a kind, and none before `start_if_none`.
 
     It starts a process only after the previous one was killed or ended, so no two ever work at the
     same time. One that SIGKILL does not end, as it waits for a file system, is left to the kernel.
+    One that sends what cannot be read is killed: what trials wrote may have made it do so.
 
     Args:
         reactor: the node's loop, which makes all calls.
@@ -43,7 +47,8 @@ class ChildSupervisor:
         start: starts a process; called in the reactor's thread.
         children: the pids of the node's child processes; holds this one until it is reaped.
         on_up: called when a process has started, which has received nothing yet.
-        on_answer: called with each answer, undecoded.
+        decode: decodes an answer; raises one of `UNDECODABLE`.
+        on_answer: called with each answer.
         on_end: called with the reason when the process ended for any cause, or could not be
             started.
     """
@@ -56,11 +61,13 @@ class ChildSupervisor:
         children: set[int],
         *,
         on_up: Callable[[], None],
-        on_answer: Callable[[bytes], None],
+        decode: Callable[[bytes], A],
+        on_answer: Callable[[A], None],
         on_end: Callable[[str], None],
     ) -> None:
         self._reactor, self._name = reactor, name
         self._start, self._children = start, children
+        self._decode = decode
         self._on_up, self._on_answer, self._on_end = on_up, on_answer, on_end
         self._link: FrameConnection | None = None
         self._pid = self._pidfd = -1
@@ -94,8 +101,11 @@ class ChildSupervisor:
         assert self._link is not None  # the caller has checked `is_up`
         self._link.send(ORDER, order)
 
-    def end(self, why: str = "") -> None:
-        """Kill the process, if there is one; `on_end` follows, with this reason."""
+    def end(self, why: str | None = "") -> None:
+        """Kill the process, if there is one; `on_end` follows, with this reason.
+
+        None: it has ended by itself.
+        """
         if self._link is not None:
             self._why = why
             self._drop()
@@ -128,14 +138,27 @@ class ChildSupervisor:
         self._link = FrameConnection(
             self._reactor,
             sock,
-            on_other=lambda _, payload: self._on_answer(payload),
-            on_end=self._drop,
+            on_other=self._receive,
+            on_end=partial(self.end, None),
         )
         self._look = self._reactor.after(
             POLL_INTERVAL_S, partial(self._look_at_it, StoppedProcessDetector())
         )
         _log.info("%s.started pid=%d", self._name, self._pid)
         self._on_up()
+
+    def _receive(self, kind: int, payload: bytes) -> None:
+        if self._link is None:  # an answer before this one ended it
+            return
+        try:
+            if kind != ANSWER:
+                raise TransportError(f"kind {kind}: {payload[:100]!r}")
+            answer = self._decode(payload)
+        except (*UNDECODABLE, TransportError) as problem:
+            self._deaths_in_a_row += 1
+            self.end(f"the {self._name} process {self._pid} sent what cannot be read: {problem}")
+            return
+        self._on_answer(answer)
 
     def _look_at_it(self, stops: StoppedProcessDetector) -> None:
         """Restart a process that is stopped: any trial of the node's user can do that to it."""

@@ -12,6 +12,7 @@ A frame is a 4-byte big-endian length of the rest, one byte for its kind, and a 
                          sent only if its time is limited
                       G  a FetchCheckpoint (msgpack); the process waits for `g`
                       S  one byte: 1, the process begins to save a checkpoint; 0, it has ended that
+                      A  an answer of a helper process
     node -> process   r  a SaveAnswer (msgpack)
                       g  a FetchAnswer (msgpack)
                       O  a TrialOrder (msgpack); the newest counts
@@ -43,6 +44,7 @@ SAVE_ANSWER: Final = ord("r")
 FETCH: Final = ord("G")
 FETCHED: Final = ord("g")
 SAVING: Final = ord("S")
+ANSWER: Final = ord("A")
 
 #: Both ends reject longer frames: a process whose code writes to a stray descriptor must not make
 #: its node wait for gigabytes that never come.

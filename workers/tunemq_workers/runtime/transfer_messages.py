@@ -6,17 +6,13 @@ machine does.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from tunemq_shared.base import message_encoding
 from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol.node_orders import BlobRef
-
-#: The kinds of frames: from node to process, and from process to node.
-ORDER: Final = ord("O")
-ANSWER: Final = ord("A")
 
 
 class UploadCheckpoint(msgspec.Struct, frozen=True, tag="upload"):

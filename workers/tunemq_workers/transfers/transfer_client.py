@@ -113,7 +113,8 @@ class TransferClient:
             start,
             children,
             on_up=self._begin_all,
-            on_answer=lambda answer: self._answered(messages.decode_answer(answer)),
+            decode=messages.decode_answer,
+            on_answer=self._answered,
             on_end=self._child_ended,
         )
 

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, TuneError
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.base.retrying import CancelToken, StoreUnavailable, retried
 from tunemq_shared.base.safe_text import encodable
 from tunemq_shared.checkpoints import object_checkpoints
@@ -156,15 +157,12 @@ class TransferPerformer:
             answer = messages.TransferDone(number, self._result(running, transfer))
         except Exception as problem:  # noqa: BLE001 - reported to the node and logged
             is_expected = isinstance(problem, TuneError)
-            _log.warning(
-                "transfer.failed id=%d problem=%r",
-                number,
-                str(problem),
-                exc_info=None if is_expected else problem,
-            )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
+            reason = encodable(shortened(reason))
+            exc_info = None if is_expected else problem
+            _log.warning("transfer.failed id=%d reason=%r", number, reason, exc_info=exc_info)
             answer = messages.TransferFailed(
-                number, encodable(reason), isinstance(problem, _OF_NO_USE), _is_of_disk(problem)
+                number, reason, isinstance(problem, _OF_NO_USE), _is_of_disk(problem)
             )
         else:
             _log.info("transfer.done id=%d", number)
@@ -236,7 +234,7 @@ class TransferPerformer:
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
 
     def _in_trouble(self, running: _Running, reason: str) -> None:
-        now, reason = time.monotonic(), encodable(reason)
+        now, reason = time.monotonic(), encodable(shortened(reason))
         with self._lock:
             # Retried files and parts of a transfer report the same problem in different words.
             is_notice = not reason or now >= running.told_at + _TELL_EVERY_S

@@ -22,7 +22,7 @@ from typing import Final
 from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_workers.processes.child_entry import begin, receive
 from tunemq_workers.runtime import transfer_messages as messages
-from tunemq_workers.runtime.frames import FrameDecoder, frame
+from tunemq_workers.runtime.frames import ANSWER, MAX_FRAME_BYTES, FrameDecoder, frame
 from tunemq_workers.transfers.transfer_performer import TransferPerformer
 
 #: Added to the node's niceness: training comes first.
@@ -58,8 +58,13 @@ def _serve(node: socket.socket) -> None:
     sending = threading.Lock()
 
     def answer(answer: messages.TransferAnswer) -> None:
+        payload = frame(ANSWER, messages.encode(answer))
+        if len(payload) > MAX_FRAME_BYTES:
+            assert isinstance(answer, messages.TransferDone)  # other texts are shortened
+            reason = f"the names of the objects that it refers to have {len(payload):,} bytes"
+            payload = frame(ANSWER, messages.encode(messages.TransferFailed(answer.id, reason)))
         with sending:
-            node.sendall(frame(messages.ANSWER, messages.encode(answer)))
+            node.sendall(payload)
 
     threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
     performer, decoder = TransferPerformer(answer), FrameDecoder()

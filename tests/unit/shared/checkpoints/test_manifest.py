@@ -86,6 +86,27 @@ def test_manifest_that_no_writer_writes_is_rejected(changes: dict[str, Any], mes
         parse_manifest(KEY, changed(**{"objects": {}, **changes}))
 
 
+LONG = "x" * 10**6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"folders": [f"../{LONG}"]},
+        {"folders": [LONG]},
+        {"folders": ["x/" * 5000 + "x"]},
+        {"files": [{"name": LONG, "size": 1, "sha256": A}]},
+        {"files": [{"name": "a", "size": 1, "sha256": LONG}]},
+        {"objects": {A: LONG}},
+        {"objects": {LONG: f"{KEY}/{A}"}},
+    ],
+)
+def test_s15_manifest_with_endless_names_is_rejected_in_few_words(changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointCorrupt) as error:
+        parse_manifest(KEY, changed(**{"objects": {}, **changes}))
+    assert len(str(error.value)) < 1000
+
+
 def test_more_files_than_the_limit_are_rejected_on_writing_and_reading() -> None:
     files = tuple(FileEntry(str(n), 0, A) for n in range(MAX_FILES + 1))
     with pytest.raises(CheckpointError, match=r"100001 files .* 100000 is the most"):

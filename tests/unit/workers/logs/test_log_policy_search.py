@@ -67,8 +67,9 @@ FREED = SlotFreed("a", 1)
 class Watchdog:
     """A supervisor of a scanner process that answers when a test says so."""
 
-    def __init__(self, *_: Any, on_up: Any, on_answer: Any, on_end: Any) -> None:
+    def __init__(self, *_: Any, on_up: Any, decode: Any, on_answer: Any, on_end: Any) -> None:
         self.on_up, self._on_answer, self.on_end = on_up, on_answer, on_end
+        self._decode = decode
         self.is_up = self.is_wanted = False
         self.orders: list[LogOrder] = []
         self.ends: list[str] = []
@@ -86,7 +87,7 @@ class Watchdog:
         self.orders.append(decode_order(order))
 
     def answer(self, answer: LogAnswer) -> None:
-        self._on_answer(encode_answer(answer))
+        self._on_answer(self._decode(encode_answer(answer)))
 
     def end(self, why: str = "") -> None:
         self.ends.append(why)

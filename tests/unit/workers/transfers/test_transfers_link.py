@@ -28,7 +28,7 @@ from tunemq_workers.transfers.transfer_client import TransferClient
 #: Records every order and carries out those whose keys it knows.
 PROCESS = """
 import os, socket, sys
-from tunemq_workers.runtime.frames import FrameDecoder, frame
+from tunemq_workers.runtime.frames import ANSWER, FrameDecoder, frame
 from tunemq_workers.runtime.transfer_messages import *
 node, notes = socket.socket(fileno=int(sys.argv[1])), open(sys.argv[2], "a")
 def answer(*answers):
@@ -51,6 +51,9 @@ while data := node.recv(2**16):
                 answer(TransferRetrying(order.id, "no answer"), TransferRetrying(order.id, ""))
                 answer(TransferDone(order.id))
             case "deadly": os._exit(3)
+            case "garbage": node.sendall(frame(ANSWER, b"\\xc1") + frame(ANSWER, b""))
+            case "foreign": node.sendall(frame(7, encode(TransferDone(order.id))))
+            case "long": node.sendall((2**31).to_bytes(4, "big") + b"A")
         if word == "abandon" and "stuck" not in sys.argv:
             is_done = "quick" in sys.argv
             failed = TransferFailed(order.id, "called off")
@@ -168,6 +171,22 @@ def test_failure_names_the_reason_and_whether_data_is_damaged(transfers, reactor
     run_until(reactor, lambda: bad.is_over and damaged.is_over)
     assert bad.failed == [("the disk is full", False)]
     assert damaged.failed == [("the hash is wrong", True)]
+
+
+@pytest.mark.parametrize("key", ["garbage", "foreign", "long"])
+def test_process_that_sends_what_cannot_be_read_is_replaced(transfers, processes, reactor, key):
+    """What a trial wrote may have made it do so; the node serves others."""
+    hostile, other, why = Waiting(), Waiting(), []
+    transfers.on_death = why.append
+    number = transfers.start(upload(key), *hostile.callbacks)
+    run_until(reactor, lambda: why)
+    assert "sent what cannot be read" in why[0]
+    assert not hostile.is_over
+    transfers.cancel(number)
+    transfers.start(upload("good"), *other.callbacks)
+    run_until(reactor, lambda: other.is_over)
+    assert other.done
+    assert len(processes.started) >= 2
 
 
 def test_one_process_does_all_transfers(transfers, processes, reactor):
@@ -480,6 +499,7 @@ def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
         processes.start,
         children,
         on_up=lambda: None,
+        decode=bytes,
         on_answer=lambda _: None,
         on_end=lambda why: (ends.append(why), held.start_if_none()),
     )

@@ -58,6 +58,9 @@ class Stores:
                 raise CheckpointCorrupt("the hash is wrong")
             case "missing":
                 raise NoSuchObject("there is no manifest")
+            case "endless":
+                on_trouble("x" * 10**8)
+                raise StoreError("x" * 10**8)
             case "full":
                 raise StoreError("the disk is full")
             case "troubled":
@@ -193,6 +196,12 @@ def test_failure_is_answered_and_the_next_transfer_continues(performing, key, re
     number = performing.download(key)
     assert performing.answer(number) == TransferFailed(number, reason, is_corrupt)
     assert isinstance(performing.answer(performing.download("quick")), TransferDone)
+
+
+def test_s15_long_reasons_are_shortened(performing):
+    number = performing.upload("endless")
+    assert len(performing.answer(number).reason) <= 1000
+    assert max(map(len, performing.troubles())) <= 1000
 
 
 def test_problem_and_its_end_are_reported_once(performing):
