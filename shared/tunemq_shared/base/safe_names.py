@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Final
 
-#: The longest name, and the longest part of one, that Linux accepts; in bytes, so at most so many
+#: The longest name, and the longest part of one, that Linux accepts, in bytes; counted here in
 #: characters.
 _LONGEST: Final = 4096
 _LONGEST_PART: Final = 255
