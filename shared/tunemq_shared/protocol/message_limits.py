@@ -32,11 +32,12 @@ LINE_CHARACTERS: Final = 4096
 #: The most GPUs, resources, or kinds of rejected messages of a node; and the most libraries.
 MOST_OF_NODE: Final = 1024
 MOST_LIBRARIES: Final = 4096
-#: The most nodes that a search may know from its earlier runs.
+#: The most nodes of a farm, and the bytes of all their registrations, which a search gets at once.
 MOST_NODES: Final = 4096
+NODES_BYTES: Final = 32 * 2**20
 
 #: A node's registration, its deregistration, its lease, its metrics.
-REGISTRATION_BYTES: Final = 2**20
+REGISTRATION_BYTES: Final = 2**16
 DEREGISTRATION_BYTES: Final = 2**10
 LEASE_BYTES: Final = 2**10
 NODE_METRICS_BYTES: Final = 2**20

@@ -55,7 +55,7 @@ _ABORT_WITHIN_S: Final = 5.0
 _LONGEST_BEAT_S: Final = 5.0
 #: The longest report about offers: the farm's allocator considers all of it at each turn.
 _USAGE_BYTES: Final = 4 * 2**20
-#: The size that events other than batches count as; few are longer.
+#: The size that other events count as; few are longer.
 _FACT_BYTES: Final = 1024
 
 _Answer = RequestDone | ExperimentDetail | r.TrialExplanation
@@ -560,5 +560,15 @@ def frames_of(read_events: Sequence[ReadEvent]) -> list[list[ReadEvent]]:
             frames.append([])
             size = 0
         frames[-1].append(read_event)
-        size += len(read_event.payload) if isinstance(read_event, EventBatch) else _FACT_BYTES
+        size += _size_of(read_event)
     return frames
+
+
+def _size_of(read_event: ReadEvent) -> int:
+    match read_event:
+        case EventBatch():
+            return len(read_event.payload)
+        case m.NodeJoined():
+            return len(m.encode(read_event))
+        case _:
+            return _FACT_BYTES

@@ -27,7 +27,7 @@ from tunemq_shared.base.errors import TransportError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.health.node_metrics import NodeMetrics, decode_node_metrics
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.message_limits import is_possible
+from tunemq_shared.protocol.message_limits import MOST_NODES, NODES_BYTES, is_possible
 from tunemq_shared.protocol.registration import decode_header
 from tunemq_shared.protocol.rejection_counter import RejectionCounter
 
@@ -110,6 +110,9 @@ class NodeRegistry:
         self.notices: list[str] = []
         self._term, self._store = term, store
         self.rejections = RejectionCounter() if rejections is None else rejections
+        #: The bytes of each registration, and of all.
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
         #: Dead instances, with the reason that each gets if it comes back.
         self._buried: dict[str, str] = {}
         #: The monotonic clock at the last poll.
@@ -131,6 +134,12 @@ class NodeRegistry:
         known = self.nodes.get(instance_id)
         if known is not None and registration.number < known.number:
             return self._reject_registration(entry_id, "repeated")
+        if not self._has_room(instance_id, len(data)):
+            text = (
+                f"Node {registration.node} is refused: a farm may have {MOST_NODES:,} nodes, and"
+                f" registrations of {NODES_BYTES:,} bytes; `tunemq nodes` lists them."
+            )
+            return self._reject_registration(entry_id, "too_many", text)
         if known is not None:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", redis_keys.NODES, known.entry_id))
@@ -155,6 +164,15 @@ class NodeRegistry:
             and place_of(node.entry_id) < place_of(entry_id)
             and node.began <= registration.began
         ]
+
+    def _has_room(self, instance_id: str, size: int) -> bool:
+        """Count a registration if all together can still be sent to a search in one frame."""
+        total = self._bytes + size - self._sizes.get(instance_id, 0)
+        is_one_more = instance_id not in self._sizes and len(self._sizes) >= MOST_NODES
+        if is_one_more or total > NODES_BYTES:
+            return False
+        self._sizes[instance_id], self._bytes = size, total
+        return True
 
     def _reject_registration(self, entry_id: bytes, reason: str, text: str = "") -> list[str]:
         self.rejections.add("registration", reason, text)
@@ -336,6 +354,7 @@ class NodeRegistry:
         for channel in self.channels.values():
             channel.cursors.pop(instance_id, None)
             channel.beheaded.discard(instance_id)
+        self._bytes -= self._sizes.pop(instance_id, 0)
         self._buried[instance_id] = reason
         if len(self._buried) > _BURIED_AT_MOST:
             del self._buried[next(iter(self._buried))]

@@ -107,3 +107,11 @@ def test_events_are_sent_in_bounded_frames_and_no_batch_is_split():
         for frame in map(r.decode_for_experiment, encoded)
         for read_event in frame.read_events
     ] == read_events
+
+
+def test_s15_large_nodes_are_sent_in_bounded_frames():
+    gpus = tuple(m.Gpu(f"{number}-{'x' * 40}", "A100", 8e10) for number in range(800))
+    nodes = [m.NodeJoined(f"n{n}", "n", "h", "127.0.0.1", {"gpu": 800.0}, gpus) for n in range(100)]
+    frames = frames_of(nodes)
+    assert max(len(r.encode(r.NewEvents(frame))) for frame in frames) < 2 * _FRAME_BYTES
+    assert [one for frame in frames for one in frame] == nodes

@@ -8,6 +8,7 @@ import pytest
 
 from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
+from tunemq_scheduler.transport.nodes import node_registry
 from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
 from tunemq_scheduler.transport.nodes.registration_checks import read_registration
 from tunemq_shared.base.errors import TransportError
@@ -419,3 +420,28 @@ def test_s03_messages_of_a_dead_or_unknown_node_are_no_facts_and_are_counted():
         ("events", "unknown_node"): 1,
         ("registration", "dead_node"): 1,
     }
+
+
+def test_s15_registrations_of_more_nodes_than_possible_are_rejected(monkeypatch):
+    monkeypatch.setattr(node_registry, "MOST_NODES", 2)
+    registry = registry_of()
+    for name in ("inc1", "inc2", "inc3"):
+        register(registry, name)
+    register(registry, "inc1", number=1)  # a change of a known node
+    assert registry.nodes.keys() == {"inc1", "inc2"}
+    assert rejected(registry)["registration", "too_many"] == 1
+    registry.bury("inc1", "it has ended")
+    register(registry, "inc4")
+    assert registry.nodes.keys() == {"inc2", "inc4"}
+
+
+def test_s15_registrations_of_more_bytes_than_possible_are_rejected(monkeypatch):
+    size = len(m.encode(REGISTRATION))
+    monkeypatch.setattr(node_registry, "NODES_BYTES", 3 * size)
+    registry = registry_of()
+    register(registry, "inc1", hostname="h" * (size + 20))
+    register(registry, "inc2")
+    assert registry.nodes.keys() == {"inc1"}
+    register(registry, "inc1", number=1)
+    register(registry, "inc2")
+    assert registry.nodes.keys() == {"inc1", "inc2"}
