@@ -9,8 +9,9 @@ import pytest
 from tests.integration.farm_support import Scheduler, order
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support.waiting import eventually
-from tunemq_shared.broker.redis_keys import EVERYTHING, OUTBOX_BYTES, SENT_BYTES
-from tunemq_shared.protocol.messages import SlotFreed
+from tunemq_shared.broker.redis_keys import EVERYTHING, LAST_SENT_BYTES, OUTBOX_BYTES, SENT_BYTES
+from tunemq_shared.protocol.messages import ResultReported, SlotFreed
+from tunemq_workers.broker.outbox import BLOCK_BYTES
 from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
 
 __all__ = ["node", "scheduler", "server"]
@@ -84,3 +85,26 @@ def test_f07_search_that_journals_nothing_blocks_no_other_and_fills_no_redis(
 
     eventually(has_ended, message=node.log)
     assert reached.read_text() == last, "it holds more than its share"
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_all"), [(5 * SENT_BYTES // RESULT_BYTES, True), (10**6, False)]
+)
+def test_f24_node_that_is_stopped_sends_what_no_scheduler_has_read(
+    node, scheduler, tmp_path, steps, is_all
+):
+    reached = Path(tmp_path, "reached")
+    config = {"steps": steps, "size": RESULT_BYTES, "reached": str(reached)}
+    scheduler.assign(node.instance_id, order("a", scheduler.start(large_results, config)))
+    enough = min(steps, (LAST_SENT_BYTES + 8 * SENT_BYTES) // RESULT_BYTES)
+    eventually(lambda: reached.exists() and int(reached.read_text() or 0) >= enough)
+    assert len(scheduler.events()) <= SENT_BYTES // RESULT_BYTES + 8
+    node.process.terminate()
+    assert node.process.wait(60) == 0
+    results = scheduler.said(ResultReported)
+    assert ("node.reports_dropped" not in node.log()) == is_all
+    if is_all:
+        assert len(results) == steps
+    else:
+        assert len(results) * RESULT_BYTES >= LAST_SENT_BYTES - BLOCK_BYTES
+        assert len(results) * RESULT_BYTES <= LAST_SENT_BYTES + BLOCK_BYTES + MAX_EVENT_BYTES

@@ -67,6 +67,8 @@ OUTBOX_BYTES: Final = 64 * 2**20
 #: A node stops sending an experiment's events while Redis holds this many unjournalled bytes of
 #: them from it: a hanging search must not fill Redis, however many nodes it has.
 SENT_BYTES: Final = 2 * 2**20
+#: The same for a node that ends, and keeps nothing: half an hour of a trial's usual results.
+LAST_SENT_BYTES: Final = 16 * 2**20
 #: Of OUTBOX_BYTES, how much is in memory; the rest is on disk.
 OUTBOX_MEMORY_BYTES: Final = 2**20
 #: How many output chunks, of at most 16 KiB, an experiment's stream holds, and for how long.

@@ -6,6 +6,7 @@ client with write access to Redis cannot exhaust a reader's memory.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Final
 
 import msgspec
@@ -57,6 +58,8 @@ _MOST: Final = 2**53
 #: The same limit for fields of messages: the decoder rejects impossible values.
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
+#: A duration in seconds, or another number that is neither negative nor infinite nor NaN.
+Finite = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 #: Bounded text for fields of messages.

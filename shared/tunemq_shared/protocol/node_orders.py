@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from tunemq_shared.protocol.message_limits import Count, Finite
 from tunemq_shared.protocol.result_conditions import Condition, Horizon
 from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
@@ -28,7 +29,7 @@ class BlobRef(Order, frozen=True):
     """
 
     sha256: Text
-    size: int
+    size: Count
     path: Text
     store: Text = ""
 
@@ -84,7 +85,7 @@ class TrialSpec(Order, frozen=True):
     folder: Text
     code: BlobRef
     config: bytes
-    resources: dict[Text, float]
+    resources: dict[Text, Finite]
     environment: Environment
     store: Text
     stop: tuple[Condition, ...] = ()
@@ -96,13 +97,13 @@ class TrialSpec(Order, frozen=True):
     checkpoint_at_end: bool = False
     seed: int = 0
     reuse: bool = False
-    stop_grace_s: float = 5.0
+    stop_grace_s: Finite = 5.0
     cache: Text = ""
-    sync_timeout_s: float = 1800.0
+    sync_timeout_s: Finite = 1800.0
     uploads_waiting: int = 1
     limits: TrialLimitSpec = TrialLimitSpec()
-    time_spent_s: float = 0.0
-    devices: dict[Text, float] = {}
+    time_spent_s: Finite = 0.0
+    devices: dict[Text, Finite] = {}
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
     log_patterns: tuple[Text, ...] = ()
@@ -121,7 +122,7 @@ class TrialOrder(Order, frozen=True):
     """
 
     trial: Text
-    attempt: int
+    attempt: Count
     run_until: Horizon
     stop: bool = False
     start: TrialSpec | None = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from tunemq_shared.protocol.message_limits import Finite
 
 
 class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -22,13 +26,13 @@ class TrialLimitSpec(msgspec.Struct, frozen=True, array_like=True):
         core_bytes: Most bytes of a core file; 0 writes none.
     """
 
-    step_s: float = 0.0
-    trial_s: float = 0.0
-    stall_s: float = 0.0
-    memory: int = 0
-    processes: int = 0
-    open_files: int = 0
-    core_bytes: int = 0
+    step_s: Finite = 0.0
+    trial_s: Finite = 0.0
+    stall_s: Finite = 0.0
+    memory: Annotated[int, msgspec.Meta(ge=0)] = 0
+    processes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    open_files: Annotated[int, msgspec.Meta(ge=0)] = 0
+    core_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def has_times(self) -> bool:

@@ -22,6 +22,7 @@ from tunemq_shared.base.errors import MetricError, TransportError
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.message_limits import Finite
 from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expected
 from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, measured, split_derived
 from tunemq_workers.logs.log_policy_search import tag_of
@@ -36,7 +37,6 @@ _Number = Annotated[int, Meta(ge=1, le=2**53)]
 _SignedCount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 _Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 #: NaN is outside every range, infinity above this one.
-_Seconds = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 _Time = Annotated[float, Meta(ge=0.0, le=LATEST)]
 _Nothing = Annotated[str, Meta(max_length=0)]
 
@@ -57,9 +57,9 @@ _FIELDS: Final[dict[str, Any]] = {
     "step": _Count,
     "metrics": _Metrics,
     "timestamp": _Time,
-    "time_this_iter_s": _Seconds,
-    "time_total_s": _Seconds,
-    "time_since_restore": _Seconds,
+    "time_this_iter_s": Finite,
+    "time_total_s": Finite,
+    "time_since_restore": Finite,
     "iterations_since_restore": _Number,
     "timesteps_total": _SignedCount | None,
     "episodes_total": _SignedCount | None,

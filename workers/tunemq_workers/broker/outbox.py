@@ -20,7 +20,12 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.base.failpoints import failpoint
-from tunemq_shared.broker.redis_keys import OUTBOX_BYTES, OUTBOX_MEMORY_BYTES, SENT_BYTES
+from tunemq_shared.broker.redis_keys import (
+    LAST_SENT_BYTES,
+    OUTBOX_BYTES,
+    OUTBOX_MEMORY_BYTES,
+    SENT_BYTES,
+)
 from tunemq_workers.broker.outbox_spool import Spool, SpoolPosition
 
 #: Bytes, and events, at which a block is closed, and with it a batch.
@@ -113,6 +118,15 @@ class Outbox:
             return 0
         cursor = self._cursor
         return sum(block.size for block in self._blocks[cursor.index :]) - cursor.offset
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not handed out."""
+        return sum(block.size for block in self._blocks) - self.sent
+
+    def raise_limit(self) -> None:
+        """Hand out more than usual, because the node ends and keeps nothing."""
+        self._sent_bytes = LAST_SENT_BYTES
 
     def add(self, event: bytes) -> int:
         """Append an encoded event and return its number."""

@@ -64,6 +64,7 @@ class Outboxes:
         header: Callable[[int], bytes],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._is_last = False
         #: The streams that have an outbox.
         self.keys: tuple[str, ...] = ()
         self._budget, self._timers, self._now = budget, timers, now
@@ -91,6 +92,11 @@ class Outboxes:
         return sum(stream.outbox.unsent for stream in self._streams.values())
 
     @property
+    def left(self) -> int:
+        """Bytes that were not sent."""
+        return sum(stream.outbox.left for stream in self._streams.values())
+
+    @property
     def is_settled(self) -> bool:
         """Whether all events are sent that can be: some streams may not exist."""
         return all(
@@ -109,9 +115,17 @@ class Outboxes:
         stream = self._streams.get(key)
         if stream is None:
             outbox = Outbox(self._budget, self._last.pop(key, 0))
+            if self._is_last:
+                outbox.raise_limit()
             stream = self._streams[key] = _Stream(outbox)
             self.keys = tuple(self._streams)
         stream.outbox.add(event)
+
+    def send_last(self) -> None:
+        """Send from now on what the scheduler may read after this node has ended."""
+        self._is_last = True
+        for stream in self._streams.values():
+            stream.outbox.raise_limit()
 
     def send(self, generation: bytes) -> None:
         """Pass the next batches of each stream that has none in flight to the publisher."""

@@ -259,6 +259,7 @@ class NodeLoop:
                 "node.stopping reason=%s trials=%d grace=%s", reason, trial_processes, grace_s
             )
             self._exit_code = exit_code
+            self._outboxes.send_last()
             if not exit_code:
                 # Early: trials that end must not start again here. A node that fails says nothing,
                 # because one of its trials may be the cause.
@@ -294,6 +295,8 @@ class NodeLoop:
             self._has_deregistered = True
             self._publisher.order(publisher_messages.Deregister())
             self._publisher.join(_DEREGISTER_S)
+            if left := self._outboxes.left:
+                _log.warning("node.reports_dropped size=%d", left)
             _log.info("node.ended")
             self._reactor.stop()
 

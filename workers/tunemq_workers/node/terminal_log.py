@@ -39,6 +39,8 @@ _TOLD: Final = {
     "node.retired": "This worker is retiring ({reason}).",
     "node.fenced": "The farm continued without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
+    "node.reports_dropped": "{size} bytes of reports could not be sent to Redis: trials repeat"
+    " these steps.",
     "node.ended": "Ended.",
     "keys.read": "{line}",
     "keys.missing": (

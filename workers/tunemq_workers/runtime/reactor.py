@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import selectors
 import time
@@ -15,6 +16,8 @@ from typing import Final, Protocol
 #: Seconds of one round after which due and posted calls do not wait for its end: trials decide how
 #: long their messages take.
 _LONG_ROUND_S: Final = 0.5
+#: The longest wait for a timer in seconds: the kernel takes no more than 24 days.
+_LONGEST_WAIT_S: Final = 1e6
 
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
@@ -69,7 +72,8 @@ class Reactor:
             return
 
     def after(self, delay_s: float, call: Callable[[], object]) -> Timer:
-        """Call once, ``delay_s`` seconds from now."""
+        """Call once, ``delay_s`` seconds from now; at once if it is NaN, which has no order."""
+        delay_s = 0.0 if math.isnan(delay_s) else delay_s
         timer = Timer(time.monotonic() + delay_s, next(self._orders), call)
         heapq.heappush(self._timers, timer)
         return timer
@@ -116,7 +120,7 @@ class Reactor:
             heapq.heappop(self._timers)
         if not self._timers:
             return None
-        return max(0.0, self._timers[0].at - time.monotonic())
+        return min(max(0.0, self._timers[0].at - time.monotonic()), _LONGEST_WAIT_S)
 
     def _call_due(self) -> None:
         now = time.monotonic()

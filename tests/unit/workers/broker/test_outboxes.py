@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_shared.broker.redis_keys import EVERYTHING
+from tunemq_shared.broker.redis_keys import EVERYTHING, SENT_BYTES
 from tunemq_shared.protocol.messages import SlotFreed, encode
-from tunemq_workers.broker.outbox import BLOCK_EVENTS, MemoryBudget
+from tunemq_workers.broker import outbox as outbox_module
+from tunemq_workers.broker.outbox import BLOCK_BYTES, BLOCK_EVENTS, MemoryBudget
 from tunemq_workers.broker.outbox_spool import Spool
 from tunemq_workers.broker.outboxes import MISSING_S, Outboxes
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream
@@ -210,3 +211,17 @@ def test_outboxes_are_settled_when_the_remaining_events_have_no_stream(stream_st
     assert not stream_state.outboxes.is_settled
     stream_state.outboxes.acknowledge({"a": 0, "b": 0}, {"b"})
     assert stream_state.outboxes.is_settled
+
+
+def test_node_that_ends_sends_more_than_usual_and_counts_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox_module, "LAST_SENT_BYTES", 2 * SENT_BYTES)
+    publisher = Publisher(tmp_path)
+    while publisher.outboxes.size < 3 * SENT_BYTES:
+        publisher.outboxes.add("one", b"x" * BLOCK_BYTES)
+    publisher.outboxes.send_last()
+    publisher.outboxes.add("two", b"x" * BLOCK_BYTES)
+    while publisher.sent():
+        for key in publisher.outboxes.keys:
+            publisher.outboxes.appended(key)
+    assert SENT_BYTES - BLOCK_BYTES <= publisher.outboxes.left <= SENT_BYTES + BLOCK_BYTES
+    assert not publisher.outboxes.is_settled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
@@ -37,3 +38,20 @@ def test_timers_and_posted_calls_do_not_wait_for_the_end_of_a_long_round(
 
     between = done[: done.index("served", 1)]
     assert between == ["served", "posted", "timer", "round"]
+
+
+@pytest.mark.parametrize("delay_s", [math.nan, math.inf, -1.0, 1e300])
+def test_timer_with_an_impossible_time_stops_no_other(delay_s: float) -> None:
+    reactor, done = Reactor(), []
+    for delay in (delay_s, 0.01, delay_s, 0.02):
+        reactor.after(delay, lambda delay=delay: done.append(delay))
+    reactor.after(0.05, reactor.stop)
+    reactor.run(lambda: None)
+    assert [one for one in done if one in (0.01, 0.02)] == [0.01, 0.02]
+
+
+def test_reactor_waits_for_timers_far_away() -> None:
+    reactor = Reactor()
+    reactor.after(1e300, pytest.fail)
+    reactor.post(lambda: reactor.post(reactor.stop))
+    reactor.run(lambda: None)

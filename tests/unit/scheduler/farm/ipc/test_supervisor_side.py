@@ -40,6 +40,7 @@ from tunemq_shared.objects.store_traffic import StoreTraffic
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.message_limits import MOST_NODES
 from tunemq_shared.protocol.result_conditions import Condition
+from tunemq_shared.protocol.trial_limits import TrialLimitSpec
 
 
 class Nodes:
@@ -227,6 +228,26 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
     assert "it ordered what it may not" in process_exit.text
     assert "http://evil" in process_exit.text
     assert experiment.nodes.started == ["x_0"]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize(
+    "field", ["stop_grace_s", "sync_timeout_s", "time_spent_s", "resources", "devices", "limits"]
+)
+def test_s15_order_with_an_impossible_number_ends_its_search_and_is_not_sent(
+    experiment, field, number
+):
+    """A node's timers have no order with NaN, so that none of any search would be due again."""
+    experiment.attach()
+    value = {"limits": TrialLimitSpec(number), "resources": {"cpu": number}}.get(field, number)
+    value = {"x": number} if field == "devices" else value
+    changes = {"events_key": redis_keys.events("x1"), field: value}
+    order = m.TrialOrder("x_0", 1, (), start=msgspec.structs.replace(START, **changes))
+    experiment.say(r.encode(r.TurnOrders((r.PutTrialOrder("node", order),))))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it sent what cannot be read" in process_exit.text
+    assert experiment.nodes.started == []
 
 
 @pytest.mark.parametrize("kind", ["put", "kill", "release"])
