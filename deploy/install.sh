@@ -298,7 +298,10 @@ pass another --python"
         fail "only root can run $(interpreter_of $prefix/bin/python), which $prefix uses: $reinstall"
     export PIP_CACHE_DIR=$prefix/.pip-cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
     [ -d $cache ] || install -d -m 0755 $cache
-    stage=$(mktemp -d /var/tmp/tunemq-install.XXXXXX)
+    # On the file system of $prefix, so that pip can undo an installation on a full disk by renaming.
+    rm -rf $prefix/.stage.* # of one that was killed
+    stage=$(mktemp -d $prefix/.stage.XXXXXX)
+    export TMPDIR="$stage"
     trap clean_up EXIT
     trap 'exit 1' HUP INT TERM
     trap 'exec >/dev/null 2>&1; exit 1' PIPE  # its reader is gone, as after a lost connection
@@ -677,7 +680,7 @@ stop it, as by \"kill $holder\", and run this again"
     rm -f $programs/tunemq-farm
     # Only this script's files: administrators may have others there.
     rm -rf $prefix/bin $prefix/include $prefix/lib $prefix/lib64 $prefix/share $prefix/pyvenv.cfg \
-        $prefix/.pip-cache $hash_file $prefix/.restart-due-*
+        $prefix/.pip-cache $prefix/.stage.* $hash_file $prefix/.restart-due-*
     remove_cache
     rmdir $prefix 2> /dev/null || [ ! -e $prefix ] || say "left $prefix, which has other files"
     if [ -z "$purge" ]; then

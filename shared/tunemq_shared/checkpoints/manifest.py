@@ -81,6 +81,10 @@ class Manifest(CheckpointInfo, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
+# msgspec examines a type at its first use, and crashes if several threads do that at once.
+msgspec.json.Decoder(Manifest)
+
+
 def make_manifest(
     info: CheckpointInfo,
     files: tuple[FileEntry, ...],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -178,3 +180,25 @@ def test_name_below_a_file_is_always_detected(kinds: dict[str, bool]) -> None:
             parse_manifest(KEY, data)
     else:
         assert isinstance(parse_manifest(KEY, data), Manifest)
+
+
+_FIRST_USE = """
+import sys
+from tunemq_shared.checkpoints.manifest import parse_manifest
+called = []
+sys.setprofile(lambda frame, *_: called.append(frame.f_globals.get("__name__")))
+try:
+    parse_manifest("t/c", b"{}")
+except Exception as error:
+    print(type(error).__name__)
+sys.setprofile(None)
+print("msgspec._utils" in called)
+"""
+
+
+def test_type_of_manifests_is_examined_before_threads_parse_them() -> None:
+    """msgspec crashes if several threads do that at once: the process ended with SIGSEGV."""
+    said = subprocess.run(
+        [sys.executable, "-c", _FIRST_USE], check=True, capture_output=True, text=True
+    ).stdout
+    assert said.split() == ["CheckpointCorrupt", "False"]
