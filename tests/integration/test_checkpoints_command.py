@@ -114,7 +114,10 @@ def test_old_journal_copy_removes_no_checkpoint_unknown_to_it(minio, bucket, tun
     assert keys_of(listed) == [first]
     assert "The store has 2 more" in listed
 
-    tunemq("checkpoints", "rm", experiment, first, "--yes")
+    refused = tunemq("checkpoints", "rm", experiment, first, "--yes", code=64)
+    assert "has not ended, and may continue from it" in refused.stderr
+    assert keys_of(tunemq("checkpoints", "list", experiment).stdout) == [first]
+    tunemq("checkpoints", "rm", experiment, first, "--yes", "--force")
     verified = tunemq("checkpoints", "verify", grid.experiment_path, second, third).stdout
     assert "2 of 2 checkpoints are whole" in verified
 

@@ -53,7 +53,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("list", list_checkpoints, "list the checkpoints of an experiment")
     add("verify", verify, "read every byte and compare it with the manifests")
     add("get", get, "copy a checkpoint's verified files into a folder")
-    add("rm", remove, "remove checkpoints from the store; not while their search runs")
+    add("rm", remove, "remove checkpoints of trials that have ended from the store")
     naming = "a checkpoint's key; or a trial's id or name, for its newest one"
     parsers["verify"].add_argument("checkpoints", nargs="*", help=f"{naming}; default: all")
     parsers["get"].add_argument("checkpoint", help=naming)
@@ -62,6 +62,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parsers["rm"].add_argument("checkpoints", nargs="+", help=naming)
     parsers["rm"].add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parsers["rm"].add_argument(
+        "--force", action="store_true", help="also those of trials that may continue from them"
+    )
 
 
 def list_checkpoints(options: argparse.Namespace) -> int:
@@ -127,12 +130,23 @@ def remove(options: argparse.Namespace) -> int:
     """Remove checkpoints, except for their objects that other checkpoints refer to."""
     with opened(options.experiment) as kept:
         chosen = {one.key: one for one in map(kept.named, options.checkpoints)}
+        if not options.force:
+            _check_ended(kept, chosen.values())
         if not options.yes and not _agreed(chosen.values()):
             sys.stdout.write("nothing was removed\n")
             return 0
         collected = _collected_without(kept, set(chosen))
     sys.stdout.write(f"removed {len(chosen)} checkpoints and freed {decimal(collected)}\n")
     return 0
+
+
+def _check_ended(kept: ExperimentCheckpoints, chosen: Iterable[JournalledCheckpoint]) -> None:
+    for one in chosen:
+        if one.trial in kept.runner.live:
+            raise CheckpointError(
+                f"{one.key} was not removed: the trial {one.trial} has not ended, and may continue"
+                " from it. Stop its search first, or pass --force."
+            )
 
 
 def _collected_without(kept: ExperimentCheckpoints, condemned: set[str]) -> int:
