@@ -190,7 +190,12 @@ class ExperimentChannel:
         return True
 
     def was_read(self, entry_id: bytes, instance_id: str, last: int) -> None:
-        """Record an entry, with events up to ``last``, that is not journalled yet."""
+        """Record an entry, with events up to ``last``, that is not journalled yet.
+
+        Of rejected entries, which have no instance, only the newest counts: anyone may write them.
+        """
+        if not instance_id and self._unacknowledged and not self._unacknowledged[-1][1]:
+            self._unacknowledged.pop()
         self._unacknowledged.append((entry_id, instance_id, last))
 
     def reread(self) -> None:

@@ -96,6 +96,7 @@ class FarmNodes:
                 case _:
                     pass  # experiments get reports, not the farm itself
         self._client.settle()
+        self._client.acknowledge({})  # no node writes to this stream; others may
         self._judge_disks()
         return dead
 

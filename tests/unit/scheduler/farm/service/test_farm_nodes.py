@@ -28,11 +28,14 @@ class FakeTransport:
         self.read_events: list[m.Event] = []
         self.rejections = RejectionCounter()
         self.rejected: dict[str, int] = {}
+        self.acknowledged: list[dict[str, int]] = []
         self.disk_problem, self.disk_free = "", 1e12
         self.store = StoreTraffic()
 
     def add(self, _events_key: str) -> Any:
-        return SimpleNamespace(take=self._take, settle=lambda: None)
+        return SimpleNamespace(
+            take=self._take, settle=lambda: None, acknowledge=self.acknowledged.append
+        )
 
     def node_metrics(self, _instance_id: str) -> NodeMetrics:
         gpus = (GpuMetrics("n-1", foreign="process 12 (python) holds 1 GiB"),)
@@ -225,3 +228,9 @@ def test_failing_store_of_a_lost_node_is_no_trouble_any_more(tmp_path: Path):
     assert list(nodes.troubles()) == []
     (state,) = nodes.states()
     assert (state.node_metrics.store.requests, state.node_metrics.store.failing_s) == (9, 0.0)
+
+
+def test_s15_entries_of_the_farms_own_stream_are_removed(tmp_path: Path) -> None:
+    """No node writes them, so that no search acknowledges them."""
+    _, _, transport = told(tmp_path)
+    assert transport.acknowledged == [{}]

@@ -17,7 +17,7 @@ from tests.unit.scheduler.transport.test_desired_state import START
 from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.event_batches import events_of
 from tunemq_scheduler.transport.experiment_channel import ExperimentChannel
-from tunemq_scheduler.transport.nodes.node_registry import NodeRegistry
+from tunemq_scheduler.transport.nodes.node_registry import NOBODYS, NodeRegistry
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol import messages as m
 from tunemq_shared.protocol.result_conditions import TO_THE_END
@@ -308,3 +308,13 @@ def test_s15_nodes_that_only_an_ended_search_named_are_forgotten(registry, end):
     getattr(registry, end)(one)
     assert sorted(registry.nodes) == ["inc1", "known to two"]
     registry.read_leases(0.0, [None, None])
+
+
+def test_s15_rejected_entries_take_no_memory_and_are_removed_in_one_command():
+    channel = ExperimentChannel(ONE)
+    channel.was_read(b"1-0", "inc1", 3)
+    for number in range(1000):
+        channel.was_read(b"2-%d" % number, *NOBODYS)
+    assert len(channel._unacknowledged) == 2
+    assert channel.trim() == ("XTRIM", ONE, "MINID", "2-1000")
+    assert channel.trim() is None
