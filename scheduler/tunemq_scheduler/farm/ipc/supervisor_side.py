@@ -35,7 +35,7 @@ from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 from tunemq_scheduler.transport.event_batches import EventBatch, ReadEvent
 from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.node_transport import NodeTransport
-from tunemq_scheduler.transport.nodes.registration_checks import check_gpus
+from tunemq_scheduler.transport.nodes.registration_checks import check_known
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import BugError, ConfigError, TransportError
 from tunemq_shared.broker import redis_keys
@@ -409,7 +409,7 @@ class ExperimentConnection:
             self._trespassed(f"it named {num_nodes:,} nodes, and {MOST_NODES:,} are possible")
             return
         for node in (*message.nodes, *message.away):
-            check_gpus(node.node, node.resources)
+            check_known(node)
         before, key = self.job.events_key, message.events_key
         is_late = bool(self.events_key) or self.has_ended_search
         if is_late or not key.startswith(redis_keys.events(self.job.prefix)):

@@ -143,13 +143,18 @@ class NodeRegistry:
         if known is not None:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", redis_keys.NODES, known.entry_id))
-            known.entry_id = entry_id
             before, now = known.about.withheld, joined(registration)
+            if not known.entry_id:  # so far it is known from a search, which may lie about it
+                known.about = now
+            known.entry_id = entry_id
             known.about = msgspec.structs.replace(
                 known.about, withheld=now.withheld, is_ending=now.is_ending
             )
             for channel in self.channels.values():
-                channel.sees(known.about)
+                if known.is_heard:
+                    self._tell_of(channel, known)
+                else:
+                    channel.sees(known.about)
         else:
             before = {}
             known = RegisteredNode(joined(registration), entry_id, self._desired_state(instance_id))
@@ -513,8 +518,9 @@ class NodeRegistry:
             self._tell_of(channel, node)
 
     def _tell_of(self, channel: ExperimentChannel, node: RegisteredNode) -> None:
-        """Report a live node; details from other experiments wait for its registration."""
-        channel.hears(node.about, node.desired_state.orders(channel.events_key))
+        """Report a live node; to experiments that do not know it, once it has registered."""
+        if node.entry_id or node.about.instance_id in channel.cursors:
+            channel.hears(node.about, node.desired_state.orders(channel.events_key))
         if node.entry_id:
             channel.sees(node.about)
 

@@ -12,7 +12,7 @@ import msgspec
 from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
 from tunemq_shared.base.decoding_errors import UNDECODABLE
 from tunemq_shared.base.errors import TransportError
-from tunemq_shared.protocol.message_limits import MOST_OF_NODE, NAME_CHARACTERS
+from tunemq_shared.protocol.message_limits import MOST_OF_NODE, NAME_CHARACTERS, is_possible
 from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeJoined
 from tunemq_shared.protocol.registration import NodeRegistration, decode_registration
 from tunemq_shared.trainable.resource_names import GPU
@@ -43,6 +43,20 @@ def read_registration(data: bytes) -> NodeRegistration:
             raise TransportError(_mismatch(registration.node, what, theirs, ours))
     check_gpus(registration.node, registration.resources)
     return registration
+
+
+def check_known(node: NodeJoined) -> None:
+    """Check the description of a node that a search knows from an earlier run.
+
+    Raises:
+        TransportError: no node has such resources.
+    """
+    amounts = (*node.resources.values(), *(gpu.memory for gpu in node.gpus))
+    if not all(map(is_possible, amounts)):
+        raise TransportError(
+            f"Node {node.node[:NAME_CHARACTERS]} is refused: it has an impossible amount."
+        )
+    check_gpus(node.node, node.resources)
 
 
 def check_gpus(node: str, resources: Mapping[str, float]) -> None:

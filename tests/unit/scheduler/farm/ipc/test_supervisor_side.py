@@ -33,6 +33,8 @@ from tunemq_scheduler.farm.ipc.supervisor_side import (
 )
 from tunemq_scheduler.transport.desired_state import DesiredState
 from tunemq_scheduler.transport.experiment_transport import TransportClient
+from tunemq_scheduler.transport.nodes.registration_checks import check_known
+from tunemq_shared.base.errors import TransportError
 from tunemq_shared.broker import redis_keys
 from tunemq_shared.objects.allowed_stores import StorePermissions
 from tunemq_shared.objects.store_address import join
@@ -287,6 +289,20 @@ def test_s15_process_that_names_a_node_with_an_impossible_number_of_gpus_is_kill
     process_exit = experiment.ends(-9)
     assert process_exit.outcome is ExperimentOutcome.FAILED
     assert "it says that it has 9.0072e+15 GPUs, and 1,024 are possible" in process_exit.text
+
+
+@pytest.mark.parametrize("amount", [math.nan, math.inf, -1.0])
+def test_s15_process_that_names_a_node_with_an_impossible_amount_is_killed(experiment, amount):
+    for node in (
+        m.NodeJoined("i", "n", "h", "127.0.0.1", {"cpu": amount}),
+        m.NodeJoined("i", "n", "h", "127.0.0.1", {}, (m.Gpu("u", "A100", amount),)),
+    ):
+        with pytest.raises(TransportError, match="it has an impossible amount"):
+            check_known(node)
+    experiment.say(r.encode(r.ExperimentAttached(redis_keys.events("x1"), (node,))))
+    process_exit = experiment.ends(-9)
+    assert process_exit.outcome is ExperimentOutcome.FAILED
+    assert "it has an impossible amount" in process_exit.text
 
 
 def test_s15_process_that_orders_more_than_a_node_can_take_is_killed(experiment, monkeypatch):

@@ -113,6 +113,7 @@ def test_events_announce_an_expected_node_to_all_first():
     registry = registry_of(1, ONE, TWO)
     one, two = registry.channels.values()
     registry.expect(two, JOINED, 0)
+    register(registry)
     registry.read_batch(two, b"5-1", batch(FINISHED))
 
     assert one.take() == [JOINED]
@@ -318,3 +319,16 @@ def test_s15_rejected_entries_take_no_memory_and_are_removed_in_one_command():
     assert len(channel._unacknowledged) == 2
     assert channel.trim() == ("XTRIM", ONE, "MINID", "2-1000")
     assert channel.trim() is None
+
+
+def test_s02_search_cannot_describe_a_node_to_others():
+    registry = registry_of(2, ONE, TWO)
+    one, two = registry.channels.values()
+    forged = replace(JOINED, node="other", resources={"cpu": float("nan"), "gpu": 1000.0})
+    registry.expect(one, forged, 0)
+    registry.read_leases(1.0, [b"1:0:0"])
+    registry.read_leases(2.0, [b"2:0:0"])
+    assert registry.nodes["inc1"].is_heard
+    assert (one.take(), two.take()) == ([], [])
+    register(registry)
+    assert (one.take(), two.take()) == ([], [JOINED])
