@@ -233,7 +233,7 @@ class NodeRow(FarmAnswer, frozen=True, kw_only=True):
     """One node in a list.
 
     Attributes:
-        state: ready, draining, drained, set aside (its disk accepts no trial), silent or gone.
+        state: ready, draining, drained, set aside (it accepts no trial), silent or gone.
         health: "ok", or the problem.
         total, used: cpu, gpu, memory and custom resources. A withheld GPU counts while a trial
             holds it.

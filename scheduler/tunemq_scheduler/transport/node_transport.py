@@ -403,6 +403,11 @@ class NodeTransport:
         node = self._registry.nodes.get(instance_id)
         return node.desired_state.trial_count if node is not None else 0
 
+    def obeys_later(self, instance_id: str) -> bool:
+        """Whether a node rejects all orders, because it obeyed a scheduler of a later term."""
+        node = self._registry.nodes.get(instance_id)
+        return node is not None and node.obeys_later
+
     def node_metrics(self, instance_id: str) -> NodeMetrics:
         """Return a node's last metrics."""
         node = self._registry.nodes.get(instance_id)

@@ -70,7 +70,7 @@ class FarmNodes:
         self._nodes: dict[str, _KnownNode] = {}
         #: The drained and retired nodes by name, with the reason.
         self._asked = _read(path)
-        #: Node instances that get no trials until their disk accepts files again.
+        #: Node instances that get no trials until they can run them again.
         self._set_aside: set[str] = set()
 
     def turn(self) -> list[str]:
@@ -97,7 +97,7 @@ class FarmNodes:
                     pass  # experiments get reports, not the farm itself
         self._client.settle()
         self._client.acknowledge({})  # no node writes to this stream; others may
-        self._judge_disks()
+        self._judge()
         return dead
 
     def _withheld(self, event: m.DevicesWithheld) -> None:
@@ -258,12 +258,18 @@ class FarmNodes:
             since=known.since if known is not None else 0.0,
         )
 
-    def _judge_disks(self) -> None:
-        """Place nothing on nodes whose disk cannot take a trial; running trials continue."""
+    def _why_no_trial(self, instance_id: str) -> str:
+        """Return why a node cannot run trials; empty if it can."""
+        if self._transport.obeys_later(instance_id):
+            return "it obeyed a scheduler of a later term: restart this worker"
+        return self._transport.node_metrics(instance_id).why_no_trial
+
+    def _judge(self) -> None:
+        """Place nothing on nodes that cannot take a trial; running trials continue."""
         for instance_id, known in self._nodes.items():
             if known.about.node in self._asked:
                 continue
-            takes_none = bool(self._transport.node_metrics(instance_id).why_no_trial)
+            takes_none = bool(self._why_no_trial(instance_id))
             if takes_none and instance_id not in self._set_aside:
                 self._set_aside.add(instance_id)
                 self._allocator.node_drained(instance_id)
@@ -279,10 +285,9 @@ class FarmNodes:
         known = self._nodes.get(allocation.instance_id)
         if known is not None and known.about.is_ending:
             return "its worker was told to end"
-        node_metrics = self._transport.node_metrics(allocation.instance_id)
-        if node_metrics.why_no_trial:
-            return node_metrics.why_no_trial
-        store = node_metrics.store
+        if reason := self._why_no_trial(allocation.instance_id):
+            return reason
+        store = self._transport.node_metrics(allocation.instance_id).store
         if store.failing_s:
             return f"store requests have been failing for {store.failing_s:.0f} s: tunemq doctor"
         if not allocation.withheld:

@@ -31,6 +31,7 @@ class FakeTransport:
         self.acknowledged: list[dict[str, int]] = []
         self.disk_problem, self.disk_free = "", 1e12
         self.store = StoreTraffic()
+        self.is_later = False
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(
@@ -46,6 +47,9 @@ class FakeTransport:
             disk_free=self.disk_free,
             store=self.store,
         )
+
+    def obeys_later(self, _instance_id: str) -> bool:
+        return self.is_later
 
     def silence_s(self, _instance_id: str) -> float:
         return 0.0
@@ -234,3 +238,13 @@ def test_s15_entries_of_the_farms_own_stream_are_removed(tmp_path: Path) -> None
     """No node writes them, so that no search acknowledges them."""
     _, _, transport = told(tmp_path)
     assert transport.acknowledged == [{}]
+
+
+def test_node_that_obeyed_a_later_scheduler_gets_no_trial(tmp_path: Path) -> None:
+    nodes, allocator, transport = told(tmp_path, node("n", 2))
+    assert row(nodes).state == "ready"
+    transport.is_later = True
+    nodes.turn()
+    assert row(nodes).state == "set aside"
+    assert "obeyed a scheduler of a later term: restart this worker" in row(nodes).health
+    assert not is_offered(allocator)
