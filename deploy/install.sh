@@ -667,6 +667,11 @@ uninstall() {
             fail "process $holder, a worker that no service runs, works in ${lock%/lock}: \
 stop it, as by \"kill $holder\", and run this again"
     done
+    if ! has_systemd; then
+        processes=$(unmanaged)
+        [ -z "$processes" ] ||
+            fail "cannot remove $prefix while its processes run:" $processes"; stop them first"
+    fi
     instances=$(find "$units" -path '*.wants/tunemq-worker@*' -exec basename -s .service {} ';')
     rm -f "$units"/*.wants/tunemq-worker@*.service
     for unit in tunemq-scheduler.service tunemq-worker.service tunemq-worker@.service tunemq-store.service; do

@@ -50,12 +50,16 @@ done < "$settings"
 
 listing=$("${TUNEMQ_PROGRAM:-tunemq}" ls --active --json)
 searches=$(printf '%s' "$listing" | grep -o '"state":"\(QUEUED\|RUNNING\|STOPPING\)"' | grep -c .) || :
+# Trials of a search that was just paused run to their next checkpoint.
+paused=$(printf '%s' "$listing" | grep -o '"state":"PAUSED"' | grep -c .) || :
+pausing=''
+[ "$paused" -eq 0 ] || ! printf '%s' "$listing" | grep -q '"RUNNING":[1-9]' || pausing=yes
 # Not in a pipe: if squeue fails, the script ends, instead of counting no jobs.
 jobs=$(squeue --noheader --array --user="$(id -un)" --name="$name" --format=%i)
 workers=$(printf '%s' "$jobs" | grep -c .) || :
 
 if [ "$searches" -eq 0 ]; then
-    if [ "$workers" -gt 0 ]; then
+    if [ "$workers" -gt 0 ] && [ -z "$pausing" ]; then
         echo "workers.sh: no searches; cancelling $workers workers of $name"
         scancel --user="$(id -un)" --name="$name"
     fi

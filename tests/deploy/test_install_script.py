@@ -248,6 +248,16 @@ def installer(tmp_path):
     return Installer(tmp_path)
 
 
+def test_uninstall_refuses_while_a_process_that_no_service_runs_uses_its_files(installer):
+    installer.install("scheduler")
+    said = installer.sh(
+        "read_arguments uninstall; has_systemd() { false; }; unmanaged() { echo 77; }; uninstall", 1
+    )
+    assert "cannot remove" in said
+    assert "while its processes run: 77; stop them first" in said
+    assert (installer.etc / "keys.toml").exists()
+
+
 def test_keys_kept_by_an_uninstall_are_not_writable_for_another_role(installer):
     installer.install("scheduler")
     installer.install("worker")

@@ -394,10 +394,18 @@ def test_script_without_slurm_explains_its_purpose(world):
 
 
 def keep(
-    world: World, number: int, *states: str, code: int = 0, line: list[str] | None = None
+    world: World,
+    number: int,
+    *states: str,
+    trials: dict[str, int] | None = None,
+    code: int = 0,
+    line: list[str] | None = None,
 ) -> tuple[int, str]:
-    """One call of workers.sh while there are searches in these states."""
-    rows = [{"name": f"s{i}", "state": state, "reason": ""} for i, state in enumerate(states)]
+    """One call of workers.sh while there are searches in these states, each with these trials."""
+    rows = [
+        {"name": f"s{i}", "state": state, "reason": "", "trials": trials or {}}
+        for i, state in enumerate(states)
+    ]
     listing = world.home / "listing"
     listing.write_text(json.dumps({"experiments": rows}, separators=(",", ":")))
     ls = world.home / "ls"
@@ -435,7 +443,10 @@ def test_workers_are_started_while_there_is_work_up_to_the_wanted_number(world):
     assert running(world) == 3
     for job in world.slurm.jobs:
         world.says(job, "waiting")
-    assert "cancelling 3 workers of a100" in keep(world, 3)[1]
+    assert keep(world, 3, "PAUSED", trials={"RUNNING": 2, "PENDING": 0}) == (0, "")
+    assert running(world) == 3, "its trials still save"
+    paused = keep(world, 3, "PAUSED", trials={"RUNNING": 0, "PAUSED": 2})
+    assert "cancelling 3 workers of a100" in paused[1]
     eventually(lambda: all(job.codes for job in world.slurm.jobs))
     assert running(world) == 0
     assert {tuple(job.codes) for job in world.slurm.jobs} == {(0,)}

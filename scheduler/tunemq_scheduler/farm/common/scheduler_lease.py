@@ -163,7 +163,7 @@ class SchedulerLease:
             except RedisFull as full:
                 if not full_since:
                     full_since = time.monotonic()
-                    tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
+                    tell(f"{full}. Waiting for room: raise maxmemory in redis.conf.")
                 # Other clients may have filled it with data that only a scheduler deletes. Without
                 # a generation, nodes register again.
                 self._connection.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])

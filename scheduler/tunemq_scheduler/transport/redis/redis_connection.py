@@ -67,7 +67,9 @@ class RedisFull(RedisRefusesWrites):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            what, "redis-cli CONFIG SET maxmemory MORE, and the same line in redis.conf."
+            what,
+            "raise maxmemory in redis.conf and restart Redis, or redis-cli CONFIG SET maxmemory"
+            " MORE as its administrator.",
         )
 
 
