@@ -308,7 +308,8 @@ class FarmApi:
                 continue
             del self._removals[name]
             if (error := one.stored.exception()) is not None:
-                one.answer.reject(f"the results of {name} are removed, but {error} {repeat}")
+                reason = str(error).rstrip(".")
+                one.answer.reject(f"the results of {name} are removed, but {reason}. {repeat}")
                 continue
             entry = self._queue.get(name)
             ended = (entry.ended if entry is not None else None) or 0.0
