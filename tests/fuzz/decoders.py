@@ -22,6 +22,7 @@ EXCUSED: Final = {
     "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
     "tunemq_scheduler.transport.desired_state_executor:DesiredStateExecutor._trial_spec": "its own",
     "tunemq_shared.code.bundles:_write": "it writes",
+    "tunemq_shared.checkpoints.manifest:": "it examines a type",
     "tunemq_scheduler.security.forged_signatures:_archive": "it writes",
     # Loading runs the loaded code: see tests/security/test_s01_nothing_runs_data.py.
     "tunemq_shared.base.unpickling:unpickle": "is for an experiment's own code",

@@ -85,6 +85,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "traceback": _Text,
 }
 
+#: The most reports of damaged checkpoints of one process: each is shown to people.
+_MOST_DAMAGED: Final = 100
 #: Length, in characters, to which a message shortens an invalid value.
 _SHOWN: Final = 300
 #: Limit in bytes for deeply nested metrics, because Python checks their values one by one.
@@ -165,6 +167,8 @@ class EventValidator:
         self._due = 0
         #: Number of the last checkpoint.
         self._n = 0
+        #: How many checkpoints were reported as damaged.
+        self._damaged = 0
 
     def take(self, payload: bytes) -> None:
         """Pass on a valid event, or reject it."""
@@ -303,6 +307,9 @@ class EventValidator:
             return f"names the checkpoint {event.key[:_SHOWN]!r} (key), which is not this trial's"
         if event.instead and event.instead not in restorable:
             return f"names the checkpoint {event.instead[:_SHOWN]!r} (instead), not one to restore"
+        self._damaged += 1
+        if self._damaged > _MOST_DAMAGED:
+            return f"is one of more than {_MOST_DAMAGED} that name a damaged checkpoint"
         return ""
 
 

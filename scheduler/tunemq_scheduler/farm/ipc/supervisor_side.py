@@ -32,6 +32,7 @@ from tunemq_scheduler.farm.common.scheduler_exit_codes import (
 from tunemq_scheduler.farm.ipc import ipc_messages as r
 from tunemq_scheduler.farm.ipc.experiment_processes import ExperimentProcess
 from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_scheduler.farm.ipc.notice_limit import NoticeLimit
 from tunemq_scheduler.transport.event_batches import EventBatch, ReadEvent
 from tunemq_scheduler.transport.experiment_transport import TransportClient
 from tunemq_scheduler.transport.node_transport import NodeTransport
@@ -139,6 +140,7 @@ class ExperimentConnection:
         self._search_ended: r.SearchEnded | None = None
         self._problem = ""
         self._notices: list[str] = []
+        self._notice_limit = NoticeLimit()
         self._notes = r.TransportNotices()
         self._offers: dict[str, m.NodeOffered] = {}
         self._known: set[str] = set()
@@ -326,9 +328,9 @@ class ExperimentConnection:
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def take_notices(self) -> list[str]:
-        """Return the notices since the last call."""
+        """Return the notices since the last call, of which there may be few in a minute."""
         notices, self._notices = self._notices, []
-        return notices
+        return self._notice_limit.take(notices, time.monotonic())
 
     def _send(self, message: r.ToExperiment) -> None:
         self._frames.put(r.encode(message))

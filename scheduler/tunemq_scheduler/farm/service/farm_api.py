@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from tunemq_scheduler.farm.service.queue_entry import QueueEntry
 from tunemq_scheduler.farm.service.requested_environment import check_settings
 from tunemq_scheduler.farm.service.running_experiments import RunningExperiments
 from tunemq_shared.base.errors import ConfigError, JournalFull, RequestRejected
+from tunemq_shared.base.failure_text import shortened
 from tunemq_shared.protocol import farm_requests as r
 
 #: The most rows of trials in one answer.
@@ -33,6 +35,8 @@ _REMOVED_WITHIN_S: Final = 20.0
 _UPLOADED_WITHIN_S: Final = 86_400.0
 #: The most experiments of one owner, ended ones included: all are kept in memory.
 _MOST_OF_OWNER: Final = 10_000
+#: The most characters of a reason where all experiments are listed; `tunemq show` has all of it.
+_REASON_IN_LISTS: Final = 500
 #: The longest description of an experiment: its code's address and the environment.
 _SUBMISSION_BYTES: Final = 32 * 2**10
 #: The most nodes without a store connection to name.
@@ -152,7 +156,7 @@ class FarmApi:
             entries += sorted(over, key=lambda entry: -(entry.ended or 0))
         return a.ExperimentList(
             experiments=tuple(
-                self._row(entry)
+                self._row(entry, longest=_REASON_IN_LISTS)
                 for entry in entries
                 if not request.owner or entry.owner == request.owner or entry.is_damaged
             )
@@ -387,7 +391,7 @@ class FarmApi:
 
     # --- what they share --------------------------------------------------------------------------
 
-    def _row(self, entry: QueueEntry) -> a.ExperimentRow:
+    def _row(self, entry: QueueEntry, longest: int = sys.maxsize) -> a.ExperimentRow:
         trials, total = self._experiments.counts(entry)
         return a.ExperimentRow(
             name=entry.name,
@@ -395,8 +399,8 @@ class FarmApi:
             owner=entry.owner,
             priority=entry.priority,
             state=entry.state,
-            reason=entry.reason,
-            trouble=self._experiments.trouble(entry.name),
+            reason=shortened(entry.reason, longest),
+            trouble=shortened(self._experiments.trouble(entry.name), longest),
             submitted=entry.submitted,
             started=entry.started,
             ended=entry.ended,

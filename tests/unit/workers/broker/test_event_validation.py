@@ -324,6 +324,14 @@ def test_process_may_report_that_its_restored_checkpoint_is_damaged():
     assert process.events == [said, own]
 
 
+def test_s15_process_reports_few_damaged_checkpoints(process):
+    said = CheckpointDamaged("t", 1, KEY, "torn", "")
+    process.say(*[said] * 100)
+    assert process.events == [said] * 100
+    process.say(said)
+    assert "is one of more than 100 that name a damaged checkpoint" in process.rejected()
+
+
 def test_process_cannot_commit_a_checkpoint_that_the_node_uploads():
     process = Process(store="s3://bucket/x")
     process.say(CheckpointCommitted("t", 1, 1, 1, KEY, SHA256, 1))

@@ -75,6 +75,15 @@ def test_s15_owner_with_too_many_experiments_is_rejected_and_others_are_not(api,
     api.submit(r.SubmitExperiment(name="e2", code=CODE), RequestCaller("ann", "6"))
 
 
+def test_s15_list_shortens_reasons_and_show_has_all(api):
+    api = api(FakeNodeControl())
+    api.submit(r.SubmitExperiment(name="exp", code=CODE), ANN)
+    api._queue.explain("exp", "x" * 16_000)
+    (row,) = api.list_experiments(r.ListExperiments(), ANN).experiments
+    assert len(row.reason) <= 500
+    assert len(api.show(r.ShowExperiment(name="exp"), ANN).experiment.reason) == 16_000
+
+
 @pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
 def test_answer_has_no_more_trials_than_fit(api, asked, rows):
     api = api(FakeNodeControl())
