@@ -84,7 +84,7 @@ def test_checkpoints_are_listed_verified_copied_and_removed(experiment, tunemq, 
     assert (tmp_path / "newest" / "weights").read_bytes() == b"\3" * 1000
 
     # The file that never changes is an object of the first checkpoint; the others still need it.
-    assert "nothing was removed" in tunemq("checkpoints", "rm", experiment, keys[0]).stdout
+    assert "nothing was removed" in tunemq("checkpoints", "rm", experiment, keys[0], code=1).stdout
     tunemq("checkpoints", "rm", experiment, keys[0], said="y\n")
     verified = tunemq("checkpoints", "verify", experiment, *keys[1:]).stdout
     assert "5 of 5 checkpoints are whole" in verified

@@ -134,7 +134,7 @@ def remove(options: argparse.Namespace) -> int:
             _check_ended(kept, chosen.values())
         if not options.yes and not _agreed(chosen.values()):
             sys.stdout.write("nothing was removed\n")
-            return 0
+            return 1
         collected = _collected_without(kept, set(chosen))
     sys.stdout.write(f"removed {len(chosen)} checkpoints and freed {decimal(collected)}\n")
     return 0
