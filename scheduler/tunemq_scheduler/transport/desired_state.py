@@ -179,8 +179,8 @@ class DesiredState:
         self._confirmed = 0
 
     def confirm(self, term: int, version: int) -> None:
-        """Record that the node has taken this version."""
-        if term == self.term and version > self._confirmed:
+        """Record that the node has taken this version; one that was never sent is ignored."""
+        if term == self.term and self._confirmed < version <= self.version:
             self._confirmed = version
             self.is_changed |= self._has_waiting
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.base.backoff import backoff_s
+from tunemq_shared.broker.redis_keys import EVERYTHING
 from tunemq_workers.broker.outbox import MemoryBudget, Outbox
 from tunemq_workers.broker.publisher_messages import AppendBatches, ForgetStream, PublisherOrder
 from tunemq_workers.runtime.reactor import Reactor, Timer, cancel
@@ -163,13 +164,28 @@ class Outboxes:
             stream.may_retry()
         self._missing_since.clear()
 
-    def acknowledge(self, acknowledged_up_to: Mapping[str, int], missing: Collection[str]) -> None:
-        """Drop the events that are journalled, by stream, and note which streams do not exist."""
+    def acknowledge(
+        self, acknowledged_up_to: Mapping[str, int], missing: Collection[str]
+    ) -> str | None:
+        """Drop the events that are journalled, by stream, and note which streams do not exist.
+
+        Returns:
+            A stream in which the scheduler has journalled more events than this node has: another
+            process with the worker's keys has sent some in its name. None if there is none.
+        """
         now = self._now()
         self._missing_since = {key: self._missing_since.get(key, now) for key in missing}
         for key, number in acknowledged_up_to.items():
             if (stream := self._streams.get(key)) is not None:
                 stream.outbox.acknowledge(number)
+        return next(
+            (
+                key
+                for key, number in acknowledged_up_to.items()
+                if key in self._streams and self._streams[key].outbox.last < number < EVERYTHING
+            ),
+            None,
+        )
 
     def forget_all_but(self, used: Collection[str]) -> None:
         """Forget finished experiments.

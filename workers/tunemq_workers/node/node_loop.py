@@ -413,7 +413,7 @@ class NodeLoop:
         self._say_ready()
         # Without a generation, missing streams mean nothing.
         missing = frozenset[str]() if seen.generation is None else seen.missing
-        self._outboxes.acknowledge(seen.acknowledged_up_to, missing)
+        forged = self._outboxes.acknowledge(seen.acknowledged_up_to, missing)
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
         used = self._supervisor.events_keys() | unsettled
         lost = self._outboxes.lost
@@ -439,6 +439,9 @@ class NodeLoop:
             _log.warning("node.fenced reason=%s", seen.fenced)
             is_replaced = seen.fenced == STARTED_AGAIN
             self.stop("fenced", EXIT_REPLACED if is_replaced else EXIT_FENCED)
+        elif forged is not None:
+            _log.error("node.impersonated stream=%s", forged)
+            self.stop("impersonated", EXIT_FENCED)
         elif seen.retired:
             _log.info("node.retired reason=%s", seen.retired)
             self.stop("retired", grace_s=self._grace_s)

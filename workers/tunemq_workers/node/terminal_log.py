@@ -38,6 +38,8 @@ _TOLD: Final = {
     "node.ending": "Killing the remaining processes (trials: {trials}).",
     "node.retired": "This worker is retiring ({reason}).",
     "node.fenced": "The farm continued without this node ({reason}).",
+    "node.impersonated": "Another process has sent events as this node; it starts again under a"
+    " new identity. Replace the worker's keys: tunemq keys rotate.",
     "node.abandoned": "Ending at once ({reason}).",
     "node.reports_dropped": "{size} bytes of reports could not be sent to Redis: trials repeat"
     " these steps.",

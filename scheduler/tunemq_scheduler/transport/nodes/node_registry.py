@@ -35,6 +35,9 @@ from tunemq_shared.protocol.rejection_counter import RejectionCounter
 _AWAY_AT_MOST_S: Final = float(redis_keys.REPLY_TTL_S)
 #: The most dead instances to remember; the newest are kept.
 _BURIED_AT_MOST: Final = 10_000
+#: By how much the number of a node's metrics may grow; it grows by one in two seconds.
+_METRICS_AT_ONCE: Final = 100
+_METRICS_A_SECOND: Final = 10
 #: The result for a batch that yields nothing: no instance, last event number 0.
 NOBODYS: Final = ("", 0)
 
@@ -50,7 +53,7 @@ class RegisteredNode(msgspec.Struct):
         is_heard: whether it is alive as far as known, so that orders make sense.
         away_since: when it was lost, by this machine's monotonic clock; None if it is not lost.
         retired: why it should end; empty if it should not.
-        node_metrics: its last metrics.
+        node_metrics: its last metrics, and ``metrics_at``, when they came.
         obeys_later: whether it obeys a scheduler of a later term than this one's.
         began: when it started, by its own clock; 0 if its registration was not read yet.
         number: of that registration.
@@ -64,6 +67,7 @@ class RegisteredNode(msgspec.Struct):
     away_since: float | None = None
     retired: str = ""
     node_metrics: NodeMetrics = NodeMetrics()
+    metrics_at: float = 0.0
     obeys_later: bool = False
     began: float = 0.0
     number: int = 0
@@ -276,8 +280,12 @@ class NodeRegistry:
         except UNDECODABLE:
             self.rejections.add("node_metrics", "unreadable")
             return
-        if node_metrics.number >= node.node_metrics.number:
-            node.node_metrics = node_metrics
+        before = node.node_metrics.number
+        most = before + _METRICS_AT_ONCE + _METRICS_A_SECOND * (self._now - node.metrics_at)
+        if before and node_metrics.number > most:  # forged: it would silence the node for ever
+            self.rejections.add("node_metrics", "unreadable")
+        elif node_metrics.number >= before:
+            node.node_metrics, node.metrics_at = node_metrics, self._now
 
     def silence_s(self, instance_id: str) -> float:
         """Return for how many seconds a node has been silent, counting only polled time."""

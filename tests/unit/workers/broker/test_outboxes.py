@@ -225,3 +225,12 @@ def test_node_that_ends_sends_more_than_usual_and_counts_the_rest(tmp_path, monk
             publisher.outboxes.appended(key)
     assert SENT_BYTES - BLOCK_BYTES <= publisher.outboxes.left <= SENT_BYTES + BLOCK_BYTES
     assert not publisher.outboxes.is_settled
+
+
+def test_s02_events_that_another_sent_as_this_node_are_noticed(tmp_path):
+    publisher = Publisher(tmp_path)
+    publisher.add("one", 3)
+    publisher.add("two", 3)
+    assert publisher.outboxes.acknowledge({"one": 2, "unknown": 9}, ()) is None
+    assert publisher.outboxes.acknowledge({"one": 3, "two": EVERYTHING}, ()) is None
+    assert publisher.outboxes.acknowledge({"two": 4}, ()) == "two"

@@ -445,3 +445,35 @@ def test_s15_registrations_of_more_bytes_than_possible_are_rejected(monkeypatch)
     register(registry, "inc1", number=1)
     register(registry, "inc2")
     assert registry.nodes.keys() == {"inc1", "inc2"}
+
+
+def test_s02_forged_number_of_metrics_does_not_silence_a_node():
+    registry = registry_of()
+    register(registry)
+    registry.read_leases(1.0, [b"1:0:0"])
+
+    def say(number: int, problem: str = "") -> None:
+        said = NodeMetrics(number=number, disk_problem=problem)
+        registry.read_node_metrics("inc1", m.encode(said))
+
+    say(7)
+    say(2**53, "forged")
+    assert registry.nodes["inc1"].node_metrics.number == 7
+    assert rejected(registry)["node_metrics", "unreadable"] == 1
+    say(8, "true")
+    assert registry.nodes["inc1"].node_metrics.disk_problem == "true"
+    registry.read_leases(1000.0, [b"2:0:0"])
+    say(500)  # as after the scheduler was suspended
+    assert registry.nodes["inc1"].node_metrics.number == 500
+
+
+def test_s02_confirmation_of_an_assignment_that_was_not_sent_is_ignored():
+    registry = registry_of()
+    register(registry)
+    registry.read_leases(1.0, [b"1:0:0"])
+    desired = registry.nodes["inc1"].desired_state
+    desired.next_assignment()
+    registry.read_leases(2.0, [f"2:1:{2**52}".encode()])
+    assert not desired.is_confirmed
+    registry.read_leases(3.0, [f"3:1:{desired.version}".encode()])
+    assert desired.is_confirmed
