@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from tunemq_scheduler.api.farm_answer_types import ExperimentState as State
@@ -12,6 +14,11 @@ from tunemq_scheduler.farm.allocation.offer_pace import OfferPace
 from tunemq_scheduler.farm.ipc.supervisor_side import ExperimentConnection
 from tunemq_shared.system.stopped_process import StoppedProcessDetector
 
+#: The kinds of trouble in words, and how many experiments a sentence names.
+_TROUBLES: Final = MappingProxyType(
+    {"silent": "does not answer", "failing": "fails", "waiting": "waits for a version or its store"}
+)
+_NAMED: Final = 16
 #: A process that has lived for this long is steady.
 _STEADY_S: Final = 60.0
 
@@ -99,3 +106,13 @@ class ExperimentRun:
     def holds(self) -> bool:
         """Whether its trials hold resources, according to its last report."""
         return self.usage is not None and bool(self.usage.held)
+
+
+def in_words(names: Iterable[str], troubles: Mapping[str, str]) -> str:
+    """Return the names of experiments, first of those in trouble, with the kind of trouble."""
+    names = sorted(names, key=lambda name: name not in troubles)
+    shown = [
+        f"{name} ({_TROUBLES[troubles[name]]})" if name in troubles else name for name in names
+    ]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(shown[:_NAMED]) + more

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -20,7 +19,7 @@ from tunemq_scheduler.farm.allocation.overdue_slots import OVERDUE_S
 from tunemq_scheduler.farm.common.last_reports import RunDetails
 from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.ipc import ipc_messages as r
-from tunemq_scheduler.farm.ipc.experiment_run import ExperimentRun
+from tunemq_scheduler.farm.ipc.experiment_run import ExperimentRun, in_words
 from tunemq_scheduler.farm.ipc.supervisor_side import (
     ExperimentConnection,
     ExperimentExit,
@@ -53,15 +52,11 @@ _HANGS_AT_MOST: Final = 3
 _LAST_STEPS_S: Final = 3600.0
 #: Nodes end unwanted trials within this time; only then are their slots free.
 _FREED_AFTER_S: Final = 10.0
-#: For how long trials of a search whose process cannot start block the offers to all others.
+#: For how long trials of a search whose process cannot start block the offers to all others;
+#: those of one that runs do so for `SUBMITTED_WITHIN_S`, as it may read a long journal.
 _REPORTS_WITHIN_S: Final = 120.0
-#: For how long those of a lost search do that is not submitted again.
+#: For how long those of a lost search do that is not submitted again, or does not report.
 SUBMITTED_WITHIN_S: Final = 600.0
-#: The kinds of trouble in words, and how many experiments an explanation names.
-_TROUBLES: Final = MappingProxyType(
-    {"silent": "does not answer", "failing": "fails", "waiting": "waits for a version or its store"}
-)
-_NAMED: Final = 16
 #: The file beside the queue with the stream of each experiment's events.
 STREAMS: Final = "streams.json"
 
@@ -429,15 +424,26 @@ class RunningExperiments:
         except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
             connection.fail(error)
 
-    @staticmethod
-    def _must_be_killed(one: ExperimentRun, connection: ExperimentConnection) -> bool:
+    def _must_be_killed(self, one: ExperimentRun, connection: ExperimentConnection) -> bool:
         if connection.incomplete_node:
             one.starts_over_for = (
                 f"node {connection.incomplete_node} has deleted events that this search lacks, as"
                 " the copy of its journal did"
             )
+        elif len(self._running) > 1 and self._blocks_others(one, SUBMITTED_WITHIN_S):
+            one.starts_over_for = (
+                f"its process has not said within {SUBMITTED_WITHIN_S:g} s which slots its trials"
+                " hold, and others wait for that"
+            )
         is_late = one.end_by is not None and time.monotonic() > one.end_by
         return is_late or bool(one.starts_over_for)
+
+    def _blocks_others(self, one: ExperimentRun, within_s: float) -> bool:
+        """Whether no other search gets slots, because this one has not reported for so long."""
+        since = one.failing_since
+        is_due = since is not None and time.monotonic() - since >= within_s
+        is_known = one.name in self._streams.keys
+        return is_due and is_known and self._allocator.waits_for(one.name)
 
     def _end_if_it_hangs(self, one: ExperimentRun, connection: ExperimentConnection) -> None:
         """Report a silent process to people; end it after a while.
@@ -587,9 +593,7 @@ class RunningExperiments:
         """
         now = time.monotonic()
         one.failing_since = one.failing_since or now
-        is_due = now - one.failing_since >= _REPORTS_WITHIN_S
-        is_known = one.name in self._streams.keys
-        if not (is_known and is_due and self._allocator.waits_for(one.name)):
+        if not self._blocks_others(one, _REPORTS_WITHIN_S):
             return
         self._notices(
             f"{one.name}: its process cannot start to report which slots its trials hold. The farm"
@@ -651,11 +655,7 @@ class RunningExperiments:
         """Return which experiments hold all places; empty if there is a free one."""
         if len(self._running) < self._max_running:
             return ""
-        kinds = self.troubles()
-        names = sorted(self._running, key=lambda name: name not in kinds)
-        shown = [f"{name} ({_TROUBLES[kinds[name]]})" if name in kinds else name for name in names]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        by = ", ".join(shown[:_NAMED]) + more
+        by = in_words(self._running, self.troubles())
         return f"all places (max_running = {self._max_running}) are taken by {by}"
 
     def detail(

@@ -302,6 +302,41 @@ def test_search_that_cannot_start_after_a_restart_blocks_others_only_for_a_while
     again.end()
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_search_that_does_not_report_for_long_keeps_no_slot_from_others(
+    tmp_path, monkeypatch, others
+):
+    """After a take-over its process may bring files from the store for hours."""
+    farm = Farm(tmp_path)
+    for name in ("x", "y") if others else ("x",):
+        farm.queue.add(name, owner="alice", code=CODE)
+        farm.experiments.turn()
+        key = redis_keys.events(farm.queue.get(name).id)
+        farm.processes[-1].say(r.ExperimentAttached(key))
+        for connection in farm.experiments.connections():
+            connection.on_readable()
+        farm.experiments.turn()
+    farm.end()
+
+    again = Farm(tmp_path)
+    again.experiments.take_up()
+    monkeypatch.setattr(experiments_module, "SUBMITTED_WITHIN_S", 0.0)
+    monkeypatch.setattr(experiments_module, "_FREED_AFTER_S", 0.0)
+    if others:
+        again.processes[1].say(r.OfferUsageUpdate(OfferUsage()))
+        for connection in again.experiments.connections():
+            connection.on_readable()
+    for _ in range(4):
+        again.experiments.turn()
+    assert again.allocator.waits_for("x") is not others
+    assert again.ended == ([redis_keys.events(farm.queue.get("x").id)] if others else [])
+    assert again.queue.get("x").state is State.RUNNING
+    if others:
+        assert any("has not said within 0 s which slots" in line for line in again.told)
+        assert not again.allocator.waits_for("y")
+    again.end()
+
+
 def test_search_that_waits_for_another_version_for_long_does_not_fail(tmp_path, monkeypatch):
     farm = Farm(tmp_path)
     farm.queue.add("x", owner="alice", code=CODE)
