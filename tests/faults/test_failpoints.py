@@ -26,6 +26,7 @@ from tests.support.searches.chain_searches import ChainSearch
 from tests.support.searches.killed_searches import NODE
 from tests.support.waiting import eventually
 from tunemq_shared.base.failpoints import VARIABLE
+from tunemq_shared.broker import redis_keys
 from tunemq_shared.protocol.messages import ResultReported
 
 __all__ = ["scheduler", "server"]
@@ -155,7 +156,7 @@ def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) 
     """Check that the next node in the same place registers, runs a trial, and ends."""
     node = Node(server, scheduler, folder)
     try:
-        scheduler.journal(node.instance_id, 10**9)
+        scheduler.journal(node.instance_id, redis_keys.EVERYTHING)
         scheduler.assign(node.instance_id, order("b", scheduler.start(large_results)))
         eventually(
             lambda: any(

@@ -53,6 +53,8 @@ class SuspectIsolation:
         self._turns = {name: turn for name, turn in self._turns.items() if name in self._members}
         self._since = {one: at for one, at in self._since.items() if one in nodes}
         for member in self._members:
+            if not member.was_alone:
+                continue
             if self._is_over(member.owner):
                 member.was_alone = frozenset()
             for instance_id in member.was_alone & nodes.keys():

@@ -35,7 +35,8 @@ _REMOVED_WITHIN_S: Final = 20.0
 _UPLOADED_WITHIN_S: Final = 86_400.0
 #: The most experiments of one owner, ended ones included: all are kept in memory.
 _MOST_OF_OWNER: Final = 10_000
-#: The most characters of a reason where all experiments are listed; `tunemq show` has all of it.
+#: The most characters of all reasons in a list, and those of one that may always be there.
+_REASONS_IN_LISTS: Final = 4 * 2**20
 _REASON_IN_LISTS: Final = 500
 #: The longest description of an experiment: its code's address and the environment.
 _SUBMISSION_BYTES: Final = 32 * 2**10
@@ -154,13 +155,13 @@ class FarmApi:
         if request.is_all:
             over = self._queue.in_state(State.FINISHED, State.STOPPED, State.FAILED)
             entries += sorted(over, key=lambda entry: -(entry.ended or 0))
-        return a.ExperimentList(
-            experiments=tuple(
-                self._row(entry, longest=_REASON_IN_LISTS)
-                for entry in entries
-                if not request.owner or entry.owner == request.owner or entry.is_damaged
-            )
-        )
+        shown = [
+            entry
+            for entry in entries
+            if not request.owner or entry.owner == request.owner or entry.is_damaged
+        ]
+        longest = max(_REASON_IN_LISTS, _REASONS_IN_LISTS // max(1, len(shown)))
+        return a.ExperimentList(experiments=tuple(self._row(one, longest) for one in shown))
 
     def show(
         self, request: r.ShowExperiment, _caller: RequestCaller
