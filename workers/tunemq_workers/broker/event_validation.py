@@ -22,7 +22,7 @@ from tunemq_shared.base.errors import MetricError, TransportError
 from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
 from tunemq_shared.objects.store_address import is_remote
 from tunemq_shared.protocol import messages as m
-from tunemq_shared.protocol.message_limits import Finite
+from tunemq_shared.protocol.message_limits import Count, Finite
 from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expected
 from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, measured, split_derived
 from tunemq_workers.logs.log_policy_search import tag_of
@@ -32,10 +32,8 @@ from tunemq_workers.runtime.trial_process_state import TrialProcess
 _Name = Annotated[str, Meta(max_length=4096)]
 _Text = Annotated[str, Meta(max_length=2**20)]
 _HostName = Annotated[str, Meta(max_length=255)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Number = Annotated[int, Meta(ge=1, le=2**53)]
 _SignedCount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-_Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 #: NaN is outside every range, infinity above this one.
 _Time = Annotated[float, Meta(ge=0.0, le=LATEST)]
 _Nothing = Annotated[str, Meta(max_length=0)]
@@ -47,14 +45,14 @@ _Metrics = dict[str, _Plain | list[_Nested] | dict[str, _Nested]]
 #: The bounds of each field. A new field of these events needs an entry here.
 _FIELDS: Final[dict[str, Any]] = {
     "trial": _Name,
-    "attempt": _Count,
+    "attempt": Count,
     "pid": Annotated[int, Meta(ge=1, le=2**22)],
     "hostname": _HostName,
     "node_ip": _HostName,
     "at": _Time,
     "gpus": Annotated[tuple[_HostName, ...], Meta(max_length=1024)],
-    "printed": tuple[_Bytes, _Bytes],
-    "step": _Count,
+    "printed": tuple[Count, Count],
+    "step": Count,
     "metrics": _Metrics,
     "timestamp": _Time,
     "time_this_iter_s": Finite,
@@ -69,7 +67,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "n": _Number,
     "key": _Name,
     "sha256": Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")],
-    "size": _Bytes,
+    "size": Count,
     # Only the node's uploads share objects between checkpoints, and only the node adds output.
     "shared": Annotated[tuple[str, ...], Meta(max_length=0)],
     "output": _Nothing,
