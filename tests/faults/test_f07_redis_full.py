@@ -166,7 +166,7 @@ def test_f07_wire_of_a_farm_opened_on_a_full_redis_is_away_until_there_is_room(s
         closing(lease),
         closing(NodeTransport(server.url, term=lease.term, guard=lease)) as node_wire,
     ):
-        server.client.config_set("maxmemory", "1mb")
+        server.client.config_set("maxmemory", "100kb")
         node_wire.open()
         assert any("full" in line for line in node_wire.notes())
         node_wire.poll(0.5)
